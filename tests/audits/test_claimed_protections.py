@@ -41,12 +41,16 @@ OF_UPDATES = (VISIBLE, BROKEN, BROKEN, VISIBLE)
 # of what masks keep: inner products, sorted values, columns that move alike, one known row
 UNDER_MASKS = (VISIBLE, VISIBLE, BROKEN, VISIBLE)
 NEVER = (VISIBLE, VISIBLE, VISIBLE, VISIBLE)
+OF_MODELS = (VISIBLE, BROKEN, VISIBLE, VISIBLE)
 OF_NOISE = (UNTESTED, UNTESTED, UNTESTED, BROKEN)
 # if better than chance on the plain, the masked, the summed and the noised run
 STANDINGS = {
+    "centres-over-rounds": OF_UPDATES,
     "ckks-release": (UNTESTED, UNTESTED, UNTESTED, UNTESTED),
+    "cluster-identity": UNDER_MASKS,
     # clusters, and what follows from them, are the server's own result
     "cluster-property": NEVER,
+    "crafted-model": OF_MODELS,
     "differencing": UNDER_MASKS,
     # a bound above the ledger's ε breaks the noise, and nothing else does
     "dp-audit-eigenvectors": NEVER,
@@ -76,6 +80,8 @@ STANDINGS = {
     "mask-public-model": OF_UPDATES,
     # of eigenvectors, relevance and signatures, which none of these runs has
     "mean-image": NEVER,
+    "membership-all-rounds": OF_UPDATES,
+    "membership-cluster-model": OF_MODELS,
     "membership-likelihood-ratio": OF_UPDATES,
     "membership-likelihood-ratio-offline": OF_UPDATES,
     "membership-loss-threshold": OF_UPDATES,
