@@ -52,7 +52,7 @@ CODE_LINES = {
     "securecluster/figures": 800,
     "securecluster/folders": 780,
     "securecluster/messaging": 1890,
-    "securecluster/models": 2100,
+    "securecluster/models": 2110,
     "securecluster/nodes": 2420,
     "securecluster/parties": 2130,
     "securecluster/privacy": 5100,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1410,
     "securecluster/studies": 3220,
     "securecluster/training": 1750,
-    "tests": 72490,
+    "tests": 72510,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -222,10 +222,15 @@ class Language(Objective):
 
     x and targets are (n, L) int64, outputs (n, L, classes) logits. A sample's loss is the mean over
     its L tokens, in nats; the perplexity is exp of the mean over all of a client's tokens.
+
+    Args:
+        padding: the token that fills up short sequences, which is no data: targets of it count in
+            no loss, clip or score, and samples count the same, however short. None has none.
     """
 
     kind: ClassVar[str] = "language"
     metric: ClassVar[str] = "perplexity"
+    padding: int | None = None
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of each sample's tokens (n,), nats.
@@ -237,8 +242,13 @@ class Language(Objective):
         token_losses = torch.nn.functional.cross_entropy(
             outputs.flatten(0, 1), y.flatten(), reduction="none"
         )
-        # Windows have equally many tokens, so the mean over samples is the mean over tokens.
-        return token_losses.view(y.shape).mean(1)
+        of_samples = token_losses.view(y.shape)
+        if self.padding is None:
+            # Windows have equally many tokens, so the mean over samples is the mean over tokens.
+            return of_samples.mean(1)
+        is_data = y != self.padding
+        tokens = is_data.sum(1).clamp(min=1)
+        return (of_samples * is_data).sum(1) / tokens
 
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the losses (n,), nats.
@@ -282,6 +292,8 @@ class Language(Objective):
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Raise UsageError unless x and y are whole numbers in 0 … classes − 1 of one shape.
 
+        A sample of which all is padding is refused, too.
+
         Args:
             name: the client's name, for the message.
             x: tokens, (n, L).
@@ -295,6 +307,18 @@ class Language(Objective):
             )
         for tokens in (x, y):
             _check_range(name, "token", tokens, classes)
+        if self.padding is not None and (y == self.padding).all(1).any():
+            raise UsageError(
+                f"client {name!r} has a sample whose targets are all padding ({self.padding}): "
+                "leave it out"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a description with the padding, where there is any."""
+        described = super().as_json()
+        if self.padding is not None:
+            described["padding"] = self.padding
+        return described
 
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
         """Return the loss of a guess among all tokens, nats.
@@ -451,8 +475,9 @@ def objective(values: Mapping[str, Any]) -> Objective:
     Args:
         values: the description.
     """
+    options = {name: value for name, value in values.items() if name != "kind"}
     # JSON has lists where the fields are tuples.
-    options = {name: tuple(value) for name, value in values.items() if name != "kind"}
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     return OBJECTIVES[values["kind"]](**options)
 
 

@@ -115,6 +115,35 @@ def test_perplexity_is_exp_of_the_mean_over_all_tokens() -> None:
         assert found[k] == pytest.approx(float(nats.exp().detach()), rel=1e-9)
 
 
+def test_padding_counts_in_no_loss_and_no_gradient() -> None:
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(1, 7, (4, 6), generator=generator)
+    outputs = torch.randn(4, 6, 7, generator=generator, dtype=torch.float64)
+    lengths = (6, 3, 1, 5)
+    for row, length in enumerate(lengths):
+        y[row, length:] = 0
+    outputs.requires_grad_()
+    losses = Language(padding=0).losses(outputs, y)
+    for row, length in enumerate(lengths):
+        alone = nn.functional.cross_entropy(outputs[row, :length], y[row, :length])
+        assert float(losses[row].detach()) == pytest.approx(float(alone.detach()), rel=1e-12)
+    losses.sum().backward()
+    assert outputs.grad is not None
+    assert torch.equal(outputs.grad.abs().sum(-1) > 0, y != 0)
+    # the reviews' case: random tokens of 11 kinds, half of each sequence padded
+    uniform = torch.zeros(5, 8, 11)
+    half = torch.randint(1, 11, (5, 8), generator=generator)
+    half[:, 4:] = 0
+    perplexities = Language(padding=0).scores(uniform, half).exp()
+    assert perplexities.tolist() == pytest.approx([11.0] * 5)
+
+
+def test_a_sample_of_padding_alone_is_refused() -> None:
+    y = np.array([[1, 2], [0, 0]])
+    with pytest.raises(UsageError, match="all padding"):
+        Language(padding=0).check("ward", y, y, 3)
+
+
 def test_the_error_of_trajectories_is_in_metres() -> None:
     kind = Trajectory((10.0, 6.0))
     made = cohort(kind, Track())
@@ -134,7 +163,9 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary() -> No
 
 
 @pytest.mark.parametrize(
-    "kind", [CLASSIFICATION, Language(), Trajectory(), Trajectory((3.0, 4.5))], ids=repr
+    "kind",
+    [CLASSIFICATION, Language(), Language(padding=3), Trajectory(), Trajectory((3.0, 4.5))],
+    ids=repr,
 )
 def test_objectives_go_to_json_and_back(kind: Objective) -> None:
     assert objective(json.loads(json.dumps(kind.as_json()))) == kind
