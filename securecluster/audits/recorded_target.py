@@ -17,7 +17,7 @@ from securecluster.data.federation import Federation
 from securecluster.errors import SecureClusterError, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome
-from securecluster.messaging.parties import Party
+from securecluster.messaging.parties import SERVER, Party
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.recordings.recording import PARTITION
 from securecluster.recordings.recording_folder import Recording, partitions_in
@@ -121,6 +121,24 @@ class RecordingView(View):
     def outcomes(self) -> tuple[VerbOutcome, ...]:
         """Return nothing: what an app computes of its messages is in no message."""
         return ()
+
+    @cached_property
+    def clusters(self) -> Mapping[int, int]:
+        """Return by client of the last call its cluster: those that the server sent one model.
+
+        Empty where each has a model of its own, and for others than the server.
+        """
+        transcript = self.recording.transcript
+        if self.anonymous or SERVER not in self.parties or not transcript.count:
+            return {}
+        call, _ = transcript.content(transcript.count - 1)
+        models: Rows = call.query.model
+        numbers: dict[bytes, int] = {}
+        clusters = {}
+        for position, client in enumerate(call.to):
+            model = models.row(position).numpy().tobytes()
+            clusters[client] = numbers.setdefault(model, len(numbers))
+        return clusters if len(numbers) < len(clusters) else {}
 
 
 @dataclass(frozen=True)

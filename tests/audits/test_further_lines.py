@@ -67,8 +67,9 @@ def test_what_a_line_unlocks_is_what_the_audit_then_scores(
         audit = audit_recording(folder, **given, attacks=left)
         scored |= {finding.attack for finding in audit.findings[RUN] if finding.score}
         assert scored == expected, line
+        if line == "lr=":  # what an app of others has: nobody knows true clusters
+            assert len(scored) >= FEWEST
         assert set(told(audit.notes)[""]) == scored & set(left)
-    assert len(scored) >= FEWEST
 
 
 def test_attacks_of_others_are_listed_by_what_they_ask_for(
