@@ -27,7 +27,7 @@ from securecluster.recordings.training_facts import TrainingFacts
 
 DATA = "--data module:function"
 MODEL = "--model module:Class"
-NODES = "ClientApp(mods=[recorded_client(FOLDER)])"
+NODES = 'ClientApp(mods=[recorded_client("DIR")]) with the DIR of recorded'
 GROUPS = "Federation(truth=...)"
 # the training under which most attacks apply: one step over all samples, and noise of the clients
 ASSUMED = TrainingFacts(0.1, 1, 10**9, "sgd", 0.0, clip=1.0, noise=1.0, placement="local")
@@ -56,7 +56,7 @@ def sentences(target: RecordedTarget, attacks: Sequence[Attack]) -> list[str]:
         given |= lines
         names = [name for name, items in rest.items() if _lines(items) <= given]
         facts = {item for name in names for item in needs[name]}
-        shown = " and ".join(_shown(line, facts, target.recording) for line in sorted(lines))
+        shown = " and ".join(_shown(line, facts) for line in sorted(lines))
         too = ", too" if len(told) > 1 else ""
         told.append(f"With {shown}{too}, at most {_listed(names)} more.")
     return told
@@ -67,7 +67,11 @@ def of_recording(recording: Recording) -> list[str]:
 
     Args:
         recording: of an app.
+
+    Raises:
+        RunFolderError: its arrays are damaged.
     """
+    recording.check_arrays()
     target = RecordedTarget(
         recording,
         recording.facts,
@@ -184,18 +188,17 @@ def _line(item: str) -> str:
     return "training" if item in ASSUMED.known else item
 
 
-def _shown(line: str, items: Collection[str], recording: Recording) -> str:
+def _shown(line: str, items: Collection[str]) -> str:
     """Return a line as it is written down.
 
     Args:
         line: as `_line` names it.
         items: that are to be declared.
-        recording: of the app.
     """
     facts = [name for name in ASSUMED.known if name in items and _line(name) == line]
     if facts:
         return f"TrainingFacts({', '.join(f'{name}=...' for name in facts)})"
-    return line.replace("FOLDER", repr(str(recording.folder)))
+    return line
 
 
 def _listed(names: Sequence[str]) -> str:
