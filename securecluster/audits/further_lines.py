@@ -133,23 +133,22 @@ def _asked(attack: Attack, target: RecordedTarget, items: Collection[str]) -> se
     """
     facts = {name: value for name, value in ASSUMED.known.items() if name in items}
     federation, network = target.federation, target.network
-    if DATA in items:
-        federation = _sketched_data(target.recording)
-    if federation is None or not (target.has_model or MODEL in items):
-        network = UnknownNetwork(network.dimension)
-    elif isinstance(network, UnknownNetwork):
-        network = _sketched_network(target.recording)
-    assumed = replace(
-        target, facts=replace(target.facts, **facts), federation=federation, network=network
-    )
-    knowledge = assumed.knowledge(attack)
-    config: Any = knowledge.config
     try:
+        if DATA in items:
+            federation = _sketched_data(target.recording)
+        if federation is None or not (target.has_model or MODEL in items):
+            network = UnknownNetwork(network.dimension)
+        elif isinstance(network, UnknownNetwork):
+            network = _sketched_network(target.recording)
+        declared = replace(target.facts, **facts)
+        assumed = replace(target, facts=declared, federation=federation, network=network)
+        knowledge = assumed.knowledge(attack)
         if attack.applies(assumed.view(attack), knowledge) is not None:
             return None
     # it may need more than stand-ins have, and then nothing is promised of it
     except Exception:
         return None
+    config: Any = knowledge.config
     return {DATA, MODEL, *config.asked}
 
 
@@ -160,7 +159,7 @@ def _sketched_data(recording: Recording) -> Federation:
     shape = (*columns, *(SIDE for _ in shapes[0][2:]))
     x = np.zeros((1, *shape), np.float32)
     y = np.zeros(1, np.int64)
-    return Federation(("client",), (Shard(x, y, x, y),), shapes[-1][0], 0)
+    return Federation(("client",), (Shard(x, y, x, y),), max((2, *shapes[-1])), 0)
 
 
 def _sketched_network(recording: Recording) -> FlatModel:

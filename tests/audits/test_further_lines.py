@@ -10,6 +10,7 @@ from typing import Any
 
 import own_app
 import pytest
+import torch
 
 from securecluster import Federation
 from securecluster.audits import further_lines
@@ -119,3 +120,29 @@ def test_nodes_are_known_by_recordings_of_clients_beside_the_servers(
     assert "recorded_client" not in capsys.readouterr().out
     audit = audit_recording(tmp_path / "server", federation, attacks=["repeated-mask"])
     assert audit.findings[RUN][0].score is not None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "named"),
+    [
+        ([(6, 3, 5, 5), (6,), (10, 6), (10,)], "label-counts"),
+        ([(3, 3, 1, 8), (8,), (8, 10), (10,)], "label-counts"),
+        ([(10, 64), (10,)], "label-counts"),
+        ([(64,), ()], "membership-all-rounds"),
+        ([()], "membership-all-rounds"),
+    ],
+    ids=["convolutions", "channels last", "linear", "one output", "a number"],
+)
+def test_networks_of_any_shape_have_stand_ins(
+    tmp_path: Path, shapes: list[tuple[int, ...]], named: str
+) -> None:
+    recording = Recording.begin(tmp_path, "wards", TrainingFacts())
+    layout = tuple((f"w{number}", shape) for number, shape in enumerate(shapes))
+    start = torch.zeros(sum(torch.Size(shape).numel() for shape in shapes))
+    for round in ("1", "2"):
+        sent = {node: Sent("train", round, 4, Vector(start, layout)) for node in range(4)}
+        replies = {node: Reply(Vector(start + node, layout), 4) for node in range(4)}
+        recording.record(Exchange("train", round, sent, replies))
+    unlocked = told(further_lines.of_recording(recording))
+    assert unlocked[""] == {"linkage"}
+    assert named in set().union(*unlocked.values())
