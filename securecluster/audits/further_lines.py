@@ -1,12 +1,13 @@
 """What each further line about a recorded app could unlock: which attacks it lets be scored.
 
-Nothing here lists what an attack needs. Each one is asked whether it applies, with stand-ins for
-all that nobody declared, and then without one of them after the other. What is declared later may
-not fit it, such as a training of many steps: an attack is said to be possible at most.
+Nothing here lists what an attack needs. Each one is asked whether it applies to a small copy of the
+recording, with stand-ins for all that nobody declared, and then without one after the other. What
+is declared later may not fit it, such as a training of many steps: "at most" says so.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,6 +22,8 @@ from securecluster.audits.recording_report import counted
 from securecluster.audits.run_audit import SERVER, adversary_of
 from securecluster.core.lazy_torch import torch
 from securecluster.data.federation import Federation, Shard
+from securecluster.messaging.messages import Rows
+from securecluster.messaging.transcript import Transcript
 from securecluster.models.flat_model import FlatModel
 from securecluster.recordings.recording_folder import Recording
 from securecluster.recordings.training_facts import TrainingFacts
@@ -32,7 +35,8 @@ GROUPS = "Federation(truth=...)"
 # the training under which most attacks apply: one step over all samples, and noise of the clients
 ASSUMED = TrainingFacts(0.1, 1, 10**9, "sgd", 0.0, clip=1.0, noise=1.0, placement="local")
 OF_NOISE = ("clip", "noise", "placement")
-SIDE = 28  # pixels of the images that a stand-in has where the network convolves
+SIDE = 8  # pixels of the images that a stand-in has where the network convolves
+MOST = 8  # rows and columns of an array in the copy
 
 
 def sentences(target: RecordedTarget, attacks: Sequence[Attack]) -> list[str]:
@@ -43,8 +47,10 @@ def sentences(target: RecordedTarget, attacks: Sequence[Attack]) -> list[str]:
         attacks: that are asked.
     """
     needs: dict[str, frozenset[str]] = {}
+    lacking = _lacking(target)
+    small = replace(target, recording=_small_copy(target.recording))
     for attack in attacks:
-        items = needed(attack, target)
+        items = _needed(attack, small, lacking)
         if items is not None:
             needs[attack.name] = items
     told = [f"Scored with what is given: {_listed([name for name in needs if not needs[name]])}."]
@@ -71,7 +77,6 @@ def of_recording(recording: Recording) -> list[str]:
     Raises:
         RunFolderError: its arrays are damaged.
     """
-    recording.check_arrays()
     target = RecordedTarget(
         recording,
         recording.facts,
@@ -83,16 +88,16 @@ def of_recording(recording: Recording) -> list[str]:
     return sentences(target, [attack_named(name) for name in attack_names()])
 
 
-def needed(attack: Attack, target: RecordedTarget) -> frozenset[str] | None:
+def _needed(attack: Attack, target: RecordedTarget, lacking: set[str]) -> frozenset[str] | None:
     """Return what must be declared for an attack to be scored; None if nothing lets it.
 
     Args:
         attack: any.
-        target: the recording, and what is declared of it.
+        target: a small copy of the recording, and what is declared of it.
+        lacking: what nobody declared.
     """
     if target.barred(attack) or TAPS in attack.requires or not target.recording.layout:
         return None
-    lacking = _lacking(target)
     asked = _asked(attack, target, lacking)
     if asked is None:
         return None
@@ -128,21 +133,23 @@ def _asked(attack: Attack, target: RecordedTarget, items: Collection[str]) -> se
 
     Args:
         attack: that is asked whether it applies.
-        target: the recording, and what is declared of it.
+        target: a small copy of the recording, and what is declared of it.
         items: of which there are stand-ins.
     """
     facts = {name: value for name, value in ASSUMED.known.items() if name in items}
-    federation, network = target.federation, target.network
+    federation = network = None
+    if target.federation is not None or DATA in items:
+        federation = _small_data(target)
+        if target.has_model or MODEL in items:
+            network = _small_network(target)
+    assumed = replace(
+        target,
+        facts=replace(target.facts, **facts),
+        federation=federation,
+        network=network or UnknownNetwork(_dimension(target.recording)),
+    )
+    knowledge = assumed.knowledge(attack)
     try:
-        if DATA in items:
-            federation = _sketched_data(target.recording)
-        if federation is None or not (target.has_model or MODEL in items):
-            network = UnknownNetwork(network.dimension)
-        elif isinstance(network, UnknownNetwork):
-            network = _sketched_network(target.recording)
-        declared = replace(target.facts, **facts)
-        assumed = replace(target, facts=declared, federation=federation, network=network)
-        knowledge = assumed.knowledge(attack)
         if attack.applies(assumed.view(attack), knowledge) is not None:
             return None
     # it may need more than stand-ins have, and then nothing is promised of it
@@ -152,22 +159,58 @@ def _asked(attack: Attack, target: RecordedTarget, items: Collection[str]) -> se
     return {DATA, MODEL, *config.asked}
 
 
-def _sketched_data(recording: Recording) -> Federation:
-    """Return data of one client as the shapes of a network tell them."""
-    shapes = [shape for _, shape in recording.layout]
+def _small_copy(recording: Recording) -> Recording:
+    """Return a recording of the same calls in memory, with small arrays of random numbers."""
+    layout = [[name, [min(size, MOST) for size in shape]] for name, shape in recording.layout]
+    if layout and len(layout[-1][1]) == 1:
+        layout[-1][1] = list(recording.layout[-1][1])  # a bias of the classes, which data tell, too
+    copy = replace(recording, exchanges=[{"layout": layout}], transcript=Transcript("full"))
+    dimension = _dimension(copy)
+    generator = torch.Generator().manual_seed(0)
+    rows: dict[bytes, torch.Tensor] = {}  # by the model that was sent
+    for position in range(recording.transcript.count):
+        call, response = recording.transcript.content(position)
+        models = []
+        for k in range(len(call.to)):
+            model = hashlib.sha256(call.query.model.row(k).numpy().tobytes()).digest()
+            new = torch.randn(dimension, generator=generator)
+            models.append(rows.setdefault(model, new))
+        deltas = torch.randn(len(response.ids), dimension, generator=generator)
+        reply = replace(response.reply, delta=Rows(deltas))
+        query = replace(call.query, model=Rows(torch.stack(models)))
+        copy.transcript.record(replace(call, query=query), replace(response, reply=reply))
+    copy.transcript.names = recording.transcript.names
+    return copy
+
+
+def _small_data(target: RecordedTarget) -> Federation:
+    """Return data of one client as the shapes of the network tell them."""
+    shapes = [shape for _, shape in target.recording.layout]
     columns = shapes[0][1:2] or shapes[0]
     shape = (*columns, *(SIDE for _ in shapes[0][2:]))
     x = np.zeros((1, *shape), np.float32)
     y = np.zeros(1, np.int64)
-    return Federation(("client",), (Shard(x, y, x, y),), max((2, *shapes[-1])), 0)
+    classes = max((2, *shapes[-1]))
+    if target.federation is not None:
+        classes = target.federation.classes
+    return Federation(("client",), (Shard(x, y, x, y),), classes, 0)
 
 
-def _sketched_network(recording: Recording) -> FlatModel:
-    """Return a network with the app's parameters, which computes nothing."""
-    module = torch.nn.Module()
-    for number, (_, shape) in enumerate(recording.layout):
-        module.register_parameter(f"w{number}", torch.nn.Parameter(torch.zeros(shape)))
-    return FlatModel(module)
+def _small_network(target: RecordedTarget) -> FlatModel:
+    """Return a network with the copy's parameters, which computes nothing."""
+    shapes = [shape for _, shape in target.recording.layout]
+    layers = torch.nn.ModuleList()
+    while shapes:
+        shape = shapes.pop(0)
+        if len(shape) == 2 and shapes[:1] == [shape[:1]]:
+            shapes.pop(0)
+            layers.append(torch.nn.Linear(shape[1], shape[0]))
+        else:
+            layers.append(torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(shape))]))
+    if isinstance(target.network, UnknownNetwork):
+        return FlatModel(layers)
+    layers.has_gradients = target.network.has_gradients
+    return FlatModel(layers, objective=target.network.objective)
 
 
 def _dimension(recording: Recording) -> int:
