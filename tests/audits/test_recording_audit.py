@@ -193,7 +193,7 @@ def test_the_commands_name_the_app(
     assert "Audit of wards" in page.read_text()
     first = page.read_text().partition("<h2>In short</h2>")[2].partition("<h2>")[0]
     assert "could learn how many samples of each label a client holds" in first
-    assert "wards, over Flower" in first and f"the {CLIENTS} clients" in first
+    assert "wards, over Flower" in first
     assert f"--data {module}:data --model {module}:Net --clients" in page.read_text()
     (table,) = (tmp_path / "server").glob("audit-server-*.json")
     assert json.loads(table.read_text())["app"] == "wards"
