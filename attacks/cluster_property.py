@@ -341,9 +341,10 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
     for message in view.messages():
         content: Any = message.content
         receiver = message.receiver
-        if receiver.kind != "client" or receiver.index not in view.clusters:
+        client = receiver.index
+        if receiver.kind != "client" or client is None or client not in view.clusters:
             continue
-        cluster = view.clusters[receiver.index]
+        cluster = view.clusters[client]
         sent = getattr(content, "model", None)
         # apps of others send models themselves
         if sent is not None and sent.values.shape[1:] == knowledge.initial.shape:
@@ -360,9 +361,9 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
         chosen = list(content.means.picks[0])
         rows = content.means.table[chosen].to(knowledge.initial)
         if len(rows) and rows.shape[-1] == knowledge.dimension:
-            begin = knowledge.initial if absolute else held.get(receiver.index, knowledge.initial)
+            begin = knowledge.initial if absolute else held.get(client, knowledge.initial)
             model = begin + (rows[-1] if absolute else rows.sum(0))
-            models[cluster] = held[receiver.index] = model
+            models[cluster] = held[client] = model
     return models
 
 

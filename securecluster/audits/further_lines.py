@@ -209,7 +209,7 @@ def _small_network(target: RecordedTarget) -> FlatModel:
             layers.append(torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(shape))]))
     if isinstance(target.network, UnknownNetwork):
         return FlatModel(layers)
-    layers.has_gradients = target.network.has_gradients
+    layers.has_gradients = target.network.has_gradients  # type: ignore[assignment]
     return FlatModel(layers, objective=target.network.objective)
 
 
