@@ -195,6 +195,18 @@ class Knowledge:
         assert self.samples is not None
         return np.asarray(self.samples[1])
 
+    def expect(self, *names: str) -> None:
+        """Ask for the network and hyper-parameters that only `run` reads, and fail if one lacks.
+
+        Of a recorded app not all are known. `applies` asks, so that nothing runs in vain.
+
+        Args:
+            names: of hyper-parameters.
+        """
+        _ = self.network.shapes
+        for name in names:
+            _ = self.config[name]
+
     def parameters(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the parameters that the coordinates of unmasked rows belong to.
 

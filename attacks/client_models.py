@@ -39,6 +39,7 @@ def why_not(view: View, knowledge: Knowledge) -> str | None:
         return "not applicable: no model can be evaluated under a mask"
     if len(first_models(view, knowledge)) < FEWEST:
         return "not applicable: no single updates of a first round were observed"
+    knowledge.expect()
     return None
 
 

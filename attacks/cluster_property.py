@@ -341,6 +341,15 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
     for message in view.messages():
         content: Any = message.content
         receiver = message.receiver
+        client = receiver.index
+        if receiver.kind != "client" or client is None or client not in view.clusters:
+            continue
+        cluster = view.clusters[client]
+        sent = getattr(content, "model", None)
+        # apps of others send models themselves
+        if sent is not None and sent.values.shape[1:] == knowledge.initial.shape:
+            models[cluster] = sent.row(0)
+            continue
         absolute = getattr(content, "absolute", None)
         # IFCA's averages are of several models at once
         if absolute is None or hasattr(content, "models"):
@@ -348,18 +357,13 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
         # moves between rounds come where averages are masked, and add up where the mask is undone
         if not absolute and not knowledge.unmasked:
             continue
-        if receiver.kind != "client" or receiver.index is None:
-            continue
-        if receiver.index not in view.clusters:
-            continue
         # an absolute message holds displacements from θ_0; the last one is the newest model
         chosen = list(content.means.picks[0])
         rows = content.means.table[chosen].to(knowledge.initial)
         if len(rows) and rows.shape[-1] == knowledge.dimension:
-            cluster = view.clusters[receiver.index]
-            begin = knowledge.initial if absolute else held.get(receiver.index, knowledge.initial)
+            begin = knowledge.initial if absolute else held.get(client, knowledge.initial)
             model = begin + (rows[-1] if absolute else rows.sum(0))
-            models[cluster] = held[receiver.index] = model
+            models[cluster] = held[client] = model
     return models
 
 

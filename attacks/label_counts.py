@@ -96,8 +96,12 @@ class LabelCounts(Attack):
             return NO_LABELS
         if last_bias(knowledge) is None:
             return NO_BIAS
-        if not _first_updates(view, knowledge):
+        updates = _first_updates(view, knowledge)
+        if not updates:
             return "not applicable: no single update of a first round was observed"
+        knowledge.expect("lr", "epochs")
+        if any(update.size for update in updates.values()):
+            knowledge.expect("batch_size")
         return None
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:

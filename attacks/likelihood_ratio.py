@@ -94,7 +94,10 @@ class LikelihoodRatio(Attack):
         """
         if not knowledge.has_labels:
             return NO_LABELS
-        return why_not(view, knowledge)
+        reason = why_not(view, knowledge)
+        if reason is None:
+            knowledge.expect("lr", "epochs", "batch_size", "optimizer", "momentum")
+        return reason
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the score of each candidate by client, (candidates,).

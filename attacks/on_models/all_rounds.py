@@ -60,6 +60,7 @@ class AllRounds(Attack):
             return "not applicable: no gradient can be compared with an update under a mask"
         if not _calls(view, knowledge):
             return f"not applicable: no call shows single updates of {FEWEST} clients"
+        knowledge.expect()
         return None
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:

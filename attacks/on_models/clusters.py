@@ -214,6 +214,7 @@ class ClusterModelMembership(Attack):
             return "not applicable: no model can be evaluated under a mask"
         if not _models_and_members(view, knowledge):
             return "not applicable: no model of a cluster was observed, or not who is in it"
+        knowledge.expect()
         return None
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:

@@ -14,163 +14,54 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View, unmet
-from securecluster.attacks.dp_audit import CanaryAudit
+from securecluster.attacks.base import Attack, Guess, Truth, unmet
 from securecluster.attacks.linkage import LinkedClients
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import Score, score
-from securecluster.audits import audit_page, audit_summary, recording_report
+from securecluster.audits import audit_page, audit_summary, further_lines, recording_report
 from securecluster.audits.findings import Finding
+from securecluster.audits.recorded_target import (
+    AbsentError,
+    RecordedTarget,
+    UnknownNetwork,
+    partitions_of,
+)
 from securecluster.audits.recording_report import price
 from securecluster.audits.run_audit import (
     BUDGET,
     RUN,
     SERVER,
     TWIN,
-    UNTESTED,
-    Adversary,
     Audit,
     Clock,
     OutOfTime,
     adversary_of,
-    asks_about_candidates,
     failure,
-    known_samples,
 )
 from securecluster.commands.failures import traceback_of
-from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data.federation import Federation
-from securecluster.errors import NoOutputsError, SecureClusterError, UsageError
-from securecluster.messaging.messages import Rows
-from securecluster.messaging.outcomes import VerbOutcome
-from securecluster.messaging.parties import Party
-from securecluster.messaging.transcript import ObservedMessage
+from securecluster.errors import NoOutputsError, UsageError
 from securecluster.models.validation import build
-from securecluster.recordings.recording import PARTITION
-from securecluster.recordings.recording_folder import Recording, partitions_in
+from securecluster.recordings.recording_folder import Recording
 from securecluster.reports import html_page as html
 
 if TYPE_CHECKING:
     from securecluster.models.flat_model import FlatModel
 
-NAME = "an app of Flower"
 NO_TWIN = "There is no unprotected twin: an app of others cannot be run again here."
 NO_EPSILON = "No ε bounds what attacks that were not tried could learn: no noise was declared."
 NO_TWIN_CELL = "no unprotected twin"
-REPEATS = "not applicable: it repeats the run, and an app of others cannot be run again here"
 NO_DATA = "ran, not scored: it takes the clients' data (--data), to compare guesses with"
 NO_NODES = (
     "ran, not scored: which node has which client's data is unknown (--clients, the folder of "
     "recorded_client)"
 )
-NO_MODEL = "the app's network (--model)"
-WORDS = {
-    "lr": "the learning rate",
-    "epochs": "the number of epochs",
-    "batch_size": "the batch size",
-    "optimizer": "the optimizer",
-    "momentum": "the momentum",
-    "classes": "the number of classes, which the clients' data tell (--data)",
-    "shape": "the shape of a sample, which the clients' data tell (--data)",
-}
-
-
-class AbsentError(SecureClusterError):
-    """Something that an attack needs and nobody declared."""
-
-
-class Declared(dict[str, Any]):
-    """A configuration of which only some things are known."""
-
-    def __missing__(self, name: str) -> Any:
-        """Raise AbsentError."""
-        text = WORDS.get(name, f"{name!r} of the configuration")
-        if name in ("lr", "epochs", "batch_size", "optimizer", "momentum", "clip"):
-            text += f" (TrainingFacts({name}=...))"
-        raise AbsentError(text)
-
-
-class UnknownNetwork:
-    """Network of an app, of which only the number of parameters is known.
-
-    Args:
-        dimension: that number.
-    """
-
-    def __init__(self, dimension: int) -> None:
-        self.dimension = dimension
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise AbsentError."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AbsentError(NO_MODEL)
-
-
-@dataclass(frozen=True)
-class RecordingView(View):
-    """View of a recorded app.
-
-    Args:
-        recording: of the app.
-        parties: the colluding parties.
-        anonymous: True if other clients appear under labels that are new for every call.
-    """
-
-    recording: Recording
-    parties: frozenset[Party]
-    anonymous: bool = False
-
-    def messages(
-        self, method: str | None = None, round: int | None = None
-    ) -> Iterator[ObservedMessage]:
-        """Yield the frames that the parties sent, received or overheard, in order.
-
-        Args:
-            method: only those of this type of message; None for all.
-            round: only those of this round; None for all.
-        """
-        for message in self.recording.transcript.seen_by(self.parties, self.anonymous):
-            if method in (None, message.method) and round in (None, message.round):
-                yield message
-
-    @property
-    def outcomes(self) -> tuple[VerbOutcome, ...]:
-        """Return nothing: what an app computes of its messages is in no message."""
-        return ()
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Target of attacks, and what is known of it."""
-
-    recording: Recording
-    adversary: Adversary
-    federation: Federation | None
-    scored: Federation | None
-    network: FlatModel | UnknownNetwork
-    initial: torch.Tensor
-
-    def knowledge(self, attack: Attack) -> Knowledge:
-        """Return what the adversary knows, with samples for attacks that are asked about some."""
-        config = Declared(self.recording.facts.known)
-        config["clients"] = len(self.recording.nodes)
-        config["mask"] = "none"
-        config["dtype"] = "float32"
-        samples = None
-        if self.federation is not None:
-            config["classes"] = self.federation.classes
-            config["shape"] = tuple(self.federation.shape)
-            samples = known_samples(self.federation, asks_about_candidates(attack))
-        network: Any = self.network
-        return Knowledge(NAME, config, network, self.initial, network.dimension, samples=samples)
 
 
 def audit_recording(
@@ -208,15 +99,17 @@ def audit_recording(
     recording.transcript.check()
     clock = Clock(budget)
     if not isinstance(partitions, Mapping):
-        partitions = _partitions(recording, partitions)
-    target = _Target(
+        partitions = partitions_of(recording, partitions)
+    target = RecordedTarget(
         recording,
+        recording.facts,
         adversary_of(recording.names, adversary),
         federation,
-        _in_order(recording, federation, partitions),
+        partitions,
         _network(recording, federation, model),
-        _initial(recording),
+        model is not None,
     )
+    _ = target.scored  # refuses data of other clients before any attack
     findings = []
     chosen = [attack_named(name) for name in attacks or attack_names()]
     for position, attack in enumerate(chosen):
@@ -230,14 +123,14 @@ def audit_recording(
         target.adversary,
         {RUN: findings, TWIN: twins},
         {},
-        [*recording_report.notes(recording), NO_TWIN],
+        [*recording_report.notes(recording), NO_TWIN, *further_lines.sentences(target, chosen)],
         clock.elapsed,
         budget,
         NO_TWIN,
     )
 
 
-def _finding(attack: Attack, target: _Target, clock: Clock) -> Finding:
+def _finding(attack: Attack, target: RecordedTarget, clock: Clock) -> Finding:
     """Return what one attack achieves; a mistake of the attack is a finding, too."""
     if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
@@ -261,20 +154,18 @@ def _finding(attack: Attack, target: _Target, clock: Clock) -> Finding:
     return Finding(attack.name, result, reason, time.monotonic() - start, guess, truth, trace=trace)
 
 
-def _tried(attack: Attack, target: _Target) -> tuple[str, Guess | None, Truth | None, Score | None]:
+def _tried(
+    attack: Attack, target: RecordedTarget
+) -> tuple[str, Guess | None, Truth | None, Score | None]:
     """Return why there is no score, the guess, the truth and the score.
 
     Raises:
         AbsentError: it needs something that nobody declared.
     """
-    if isinstance(attack, CanaryAudit) or hasattr(attack, "endpoint"):
-        return REPEATS, None, None, None
-    if attack.of_mechanism:
-        names = " and ".join(sorted(attack.hidden_by))
-        return f"{UNTESTED}{names}, which this run does not claim", None, None, None
-    parties = target.recording.transcript.resolved(target.adversary.parties)
-    view = RecordingView(target.recording, parties, attack.anonymous)
-    knowledge = target.knowledge(attack)
+    reason = target.barred(attack)
+    if reason:
+        return reason, None, None, None
+    view, knowledge = target.view(attack), target.knowledge(attack)
     reason = attack.applies(view, knowledge) or ""
     if reason:
         return reason, None, None, None
@@ -289,39 +180,6 @@ def _tried(attack: Attack, target: _Target) -> tuple[str, Guess | None, Truth | 
     if federation is None and not isinstance(attack.scorer, LinkedClients):
         return (NO_DATA if target.federation is None else NO_NODES), guess, None, None
     return "", guess, truth, score(attack.scorer, guess, truth)
-
-
-def _partitions(recording: Recording, clients: Path | str | None) -> dict[int, int]:
-    """Return by node the position of its data, as far as somebody recorded it."""
-    if clients is not None:
-        recorded = partitions_in(Path(clients))
-        if not recorded:
-            raise UsageError(f"{clients} has no recordings of clients that tell their partition")
-        return recorded
-    declared = {}
-    for exchange in recording.exchanges:
-        for number, metrics in exchange["metrics"].items():
-            if PARTITION in metrics:
-                declared[recording.nodes[int(number)]] = int(metrics[PARTITION])
-    return declared
-
-
-def _in_order(
-    recording: Recording, federation: Federation | None, partitions: Mapping[int, int]
-) -> Federation | None:
-    """Return the clients' data in the order of the recording; None if it is unknown.
-
-    Raises:
-        UsageError: a node has data that are not in the federation, or those of another node.
-    """
-    if federation is None or any(node not in partitions for node in recording.nodes):
-        return None
-    positions = [partitions[node] for node in recording.nodes]
-    if not all(0 <= position < len(federation) for position in positions):
-        raise UsageError(f"the data are of {len(federation)} clients, and the app has others")
-    if len(set(positions)) < len(positions):
-        raise UsageError("two nodes have the same client's data: guesses cannot be scored")
-    return federation.select([at(position) for position in positions])
 
 
 def _network(
@@ -345,15 +203,6 @@ def _network(
             f"shapes {sent_shapes}: give the app's network"
         )
     return network
-
-
-def _initial(recording: Recording) -> torch.Tensor:
-    """Return the first model that the server sent to be trained; no numbers if there is none."""
-    if not recording.transcript.count:
-        return torch.zeros(0)
-    call, _ = recording.transcript.content(0)
-    rows: Rows = call.query.model
-    return rows.row(0)
 
 
 def page(recording: Recording, audit: Audit, command: str) -> str:

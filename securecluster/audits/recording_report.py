@@ -49,11 +49,11 @@ def price(recording: Recording) -> str:
     assert facts.delta is not None
     cost = accounting.epsilon([(facts.noise, 1.0, updates)], facts.delta)
     against = "the server" if facts.placement == "local" else "others than the server"
-    over = _counted(len(counts), "round")
+    over = counted(len(counts), "round")
     if updates > len(counts) + lost:
         over = f"{updates - lost} updates in {over}"
     if lost:
-        over += f" and {_counted(lost, 'gap')} of the recording"
+        over += f" and {counted(lost, 'gap')} of the recording"
     return (
         f"By our accountant the declared noise gives each client ({cost.epsilon:.3g}, "
         f"{facts.delta:g})-differential privacy against {against} over {over}, if the app "
@@ -81,7 +81,7 @@ def sampling(recording: Recording) -> str:
     counts = sorted(set(others.values()))
     few_to_many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     sentence = (
-        f"TrainingFacts declares {_counted(declared, 'sampled client')}, and {few_to_many} sent an "
+        f"TrainingFacts declares {counted(declared, 'sampled client')}, and {few_to_many} sent an "
         f"update in {enumerated('round', sorted(others))}."
     )
     fewest = counts[0]
@@ -199,12 +199,12 @@ def _missing(recording: Recording) -> list[str]:
         if more:
             named.append(f"{more} more")
         sentences.append(
-            f"The recording has {_counted(len(recording.gaps), 'gap')}, where an exchange was not "
+            f"The recording has {counted(len(recording.gaps), 'gap')}, where an exchange was not "
             f"written: {'; '.join(named)}."
         )
     if recording.unfinished:
         sentences.append(
-            f"{_counted(len(recording.unfinished), 'exchange')} under way when this was read, or "
+            f"{counted(len(recording.unfinished), 'exchange')} under way when this was read, or "
             "lost when the recorder was killed: each is counted as a gap."
         )
     if recording.is_open:
@@ -240,6 +240,11 @@ def _unread(recording: Recording) -> list[str]:
     return sentences
 
 
-def _counted(count: int, word: str) -> str:
-    """Return a number and what it is of: "1 round", "2 rounds"."""
+def counted(count: int, word: str) -> str:
+    """Return a number and what it is of: "1 round", "2 rounds".
+
+    Args:
+        count: of things.
+        word: for one of them.
+    """
     return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -174,7 +174,7 @@ def _report_recording(folder: Path, options: Any) -> int:
     Raises:
         UsageError: a page or a bundle was asked for.
     """
-    from securecluster.audits import recording_report
+    from securecluster.audits import further_lines, recording_report
     from securecluster.recordings.recording_folder import Recording
     from securecluster.reports import terminal
 
@@ -186,7 +186,8 @@ def _report_recording(folder: Path, options: Any) -> int:
         console = terminal.Console(markup=False)
         rows = recording_report.messages(recording)
         console.print(terminal.table(recording_report.HEADINGS, rows, recording.app))
-        for sentence in recording_report.summary(recording):
+        further = further_lines.of_recording(recording)
+        for sentence in [*recording_report.summary(recording), *further]:
             console.print(sentence)
     return 0
 
