@@ -30,7 +30,7 @@ FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (securecl
 LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
-    "attacks": 7120,
+    "attacks": 7140,
     "benchmarks": 14800,
     "protocols": 700,
     "protocols/cfl": 990,
@@ -43,7 +43,7 @@ CODE_LINES = {
     "protocols/oneshot": 1040,
     "protocols/srfca": 1380,
     "securecluster": 270,
-    "securecluster/audits": 2430,
+    "securecluster/audits": 2650,
     "securecluster/cli": 1340,
     "securecluster/clustering": 1900,
     "securecluster/commands": 590,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1410,
     "securecluster/studies": 3220,
     "securecluster/training": 1750,
-    "tests": 72510,
+    "tests": 72680,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

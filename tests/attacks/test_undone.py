@@ -26,9 +26,11 @@ ADVERSARY = Adversary(("server", client(COLLUDER)), (COLLUDER,), "the server and
 EXACT = Settings(transcript="full", threads=1, dtype="float64", keys_from_seed=True)
 # shadow models and searches for samples, which take what the cheap ones take: updates and models
 SLOW = ("likelihood", "inversion-cosine", "inversion-dlg")
-# it reads models of averages, which come as moves where they are masked, so of other rounds
-OF_AVERAGES = ("membership-all-rounds",)
-CASES = [(protocol, mask) for protocol in EVERY_PROTOCOL if protocol is not Local for mask in MASKS]
+# they read models of averages, which come as moves where they are masked
+OF_AVERAGES = ("membership-all-rounds", "membership-cluster-model")
+TRAINED = [protocol for protocol in EVERY_PROTOCOL if protocol is not Local]
+# each protocol under a mask, and each mask under several protocols
+CASES = [(protocol, MASKS[k % len(MASKS)]) for k, protocol in enumerate(TRAINED)]
 # each mask, by default under a method that is quickly run
 FEW = list(zip((FedAvg, CFL, IFCA, FedAvg), MASKS, strict=True))
 
