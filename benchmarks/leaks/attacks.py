@@ -314,8 +314,8 @@ def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
     if cell["protection"] != PLAIN:
         (plain,) = sheet.expect([{**cell, "protection": PLAIN}])
         results["unprotected"] = plain.get("score") or None
-    results["verdict"] = finding.verdict
-    results["beaten"] = finding.verdict == BETTER
+    results["verdict"] = finding.outcome
+    results["beaten"] = finding.outcome == BETTER
     return results
 
 

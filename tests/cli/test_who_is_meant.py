@@ -267,8 +267,9 @@ def test_newcomers_are_found_by_their_names_too() -> None:
     joined = fitted.joined_.transcript
     assert joined.resolved([5]) == {client(3)} and joined.resolved(4) == {client(4)}
     assert joined.resolved(at(1)) == joined.resolved(2) == {client(1)}
-    with pytest.raises(UsageError, match=r"no client 4"):
-        fitted.model_of(4)
+    assert fitted.model_of(4).keys() == fitted.model_of(2).keys()
+    with pytest.raises(UsageError, match=r"no client 9"):
+        fitted.model_of(9)
 
 
 def test_an_error_of_a_run_names_the_client() -> None:

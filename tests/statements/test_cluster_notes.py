@@ -89,7 +89,7 @@ def test_few_samples_a_client_are_named() -> None:
 
 @pytest.mark.parametrize("method", [Hidden, CLoVE])
 def test_a_number_of_clusters_that_cuts_one_is_named(method: Any) -> None:
-    fitted = method(k=4, rounds=12).fit(digits(Iid(), 12, 80))
+    fitted = method(k=4, rounds=30).fit(digits(Iid(), 12, 80))
     assert len(set(fitted.labels_)) > 1 and fitted.warning_ is not None
     assert "look like one" in fitted.warning_ and "smaller number" in fitted.warning_
 
@@ -150,7 +150,7 @@ def test_under_noise_no_further_sample_is_read(monkeypatch: pytest.MonkeyPatch) 
 
 def test_terminal_and_result_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    line = "run flhc --data digits --clients 48 --samples 24 --model linear --epochs 1 --rounds 10"
+    line = "run flhc --data digits --clients 48 --samples 24 --model linear --epochs 1 --rounds 30"
     assert main([*line.split(), "--threshold", "1e9", "--out", str(out)]) == 0
     result = json.loads((out / "result.json").read_text())
     said = result["warning"]
