@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1410,
     "securecluster/studies": 3220,
     "securecluster/training": 1750,
-    "tests": 72680,
+    "tests": 72690,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

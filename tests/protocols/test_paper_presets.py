@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from securecluster import Federation
 from securecluster.core.field_docs import field_descriptions
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, FLHC, NSIM, SRFCA, OneShot
@@ -53,3 +54,15 @@ def test_a_study_sets_its_own_values() -> None:
 def test_an_input_of_the_paper_has_to_be_given(method: Any, name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is an input of the paper"):
         method.paper()
+
+
+@pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
+@pytest.mark.parametrize("method", [CFL, FLHC, SRFCA, OneShot])
+def test_the_method_of_a_paper_runs(method: Any, small: Federation) -> None:
+    few = {"rounds": 2, "epochs": 1}
+    if method is SRFCA:
+        few["local_rounds"] = 1
+    if method is FLHC:
+        few["pre_rounds"] = 1
+    fitted = method.paper(**{**GIVEN[method], **few}).fit(small)
+    assert len(fitted.labels_) == len(small)
