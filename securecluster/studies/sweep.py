@@ -307,6 +307,7 @@ def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> t
 
     if isinstance(protocols, str) or not protocols:
         raise UsageError('sweep takes a list of protocols: ["cfl", "fedavg"]')
+    protocols = comparison_options.with_own_names(protocols)
     labels = [item for item in protocols if isinstance(item, str)]
     option_names = comparison_options.option_names(sweep_plan.names_of(labels)) - sweep_plan.VARIED
     for name in options:

@@ -27,7 +27,7 @@ from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, quoted, unknown
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.options.signature_options import by_gradients
-from securecluster.protocols.registry import protocol_class, protocol_names
+from securecluster.protocols.registry import keep, protocol_class, protocol_names
 from securecluster.runtime.settings import Settings
 from securecluster.studies import sweep_costs, sweep_runner
 from securecluster.studies.comparison_options import given_params
@@ -547,13 +547,15 @@ def variant_of(protocol: Any) -> Variant:
         protocol: with its hyper-parameters.
 
     Raises:
-        UsageError: it is no protocol, has noise already, or an object as an option.
+        UsageError: it is no protocol, has noise already, an object as an option, or the name of
+            another protocol.
     """
     if not isinstance(protocol, ClusteringProtocol):
         raise UsageError(
             f"{protocol!r} is no protocol: give names, such as 'cfl', or protocols with their "
             "hyper-parameters, such as CFL(clip=1.0)"
         )
+    keep(type(protocol))
     defaults = type(protocol)().get_params()
     options = {}
     for name, value in protocol.get_params().items():
