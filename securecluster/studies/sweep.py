@@ -365,7 +365,13 @@ def _planned(
     simulation = simulation.made_for(scenarios).located()
     protocols = [variant.at(sweep_plan.NOISE, 0.0) for variant in variants]
     execution.check_names(protocols, SimpleNamespace(simulation=simulation, settings=settings))
-    return sweep_plan.Plan(variants, by, values, seeds, simulation, resolved(settings))
+    planned = sweep_plan.Plan(variants, by, values, seeds, simulation, resolved(settings))
+    if by == sweep_plan.NOISE:
+        return planned
+    facts = _federation(planned).facts
+    settled = [sweep_plan.of_one_algorithm(variant, values, facts) for variant in variants]
+    sweep_plan.check_distinct(settled)
+    return replace(planned, variants=tuple(settled))
 
 
 def _federation(plan: Plan) -> Federation:
