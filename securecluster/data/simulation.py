@@ -12,8 +12,8 @@ import numpy as np
 
 from securecluster.core.noted_warnings import noted
 from securecluster.core.validation import PythonOnly, check_seed
-from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
-from securecluster.data.datasets import default_scenario
+from securecluster.data import Federation, LabelSwap, Scenario
+from securecluster.data.datasets import default_scenario, source_names
 from securecluster.data.scaling import AUTO, chosen_categories, chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.errors import UsageError, unknown
@@ -116,7 +116,7 @@ class Simulation:
     @property
     def own(self) -> bool:
         """Return whether the data is a user's own file and not a known set."""
-        if self.data in SOURCES:
+        if self.data in source_names():
             return False
         # what only looks like a path is refused as one, and not as a misspelt data set
         looks_like_path = "/" in self.data or "." in self.data
@@ -291,8 +291,9 @@ class Simulation:
 
     def _check_named(self) -> None:
         """Raise UsageError for an unknown data set, options of files, or a wrong scenario."""
-        if self.data not in SOURCES:
-            raise unknown("data", self.data, SOURCES)
+        names = source_names()
+        if self.data not in names:
+            raise unknown("data", self.data, names)
         for name in FILE_OPTIONS:
             if getattr(self, name) is not None:
                 raise UsageError(
@@ -306,7 +307,7 @@ class Simulation:
         if not os.path.exists(self.data):
             raise UsageError(
                 f"{self.data} does not exist: give a CSV, parquet or Excel file, or a folder of "
-                f"them, or one of {', '.join(SOURCES)}"
+                f"them, or one of {', '.join(source_names())}"
             )
         if self.client_column is None or self.label_column is None:
             raise UsageError(
