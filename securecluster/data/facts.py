@@ -20,6 +20,7 @@ from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import (
     CLASSIFICATION,
+    Classification,
     Objective,
     Regression,
     Trajectory,
@@ -192,6 +193,23 @@ class Facts:
                 "the clients did not tell: ask for facts with samples"
             )
         return self.samples
+
+    def check_classes(self, reads: str, advice: str) -> None:
+        """Check that each sample has one of several classes, each with an output.
+
+        Args:
+            reads: what a protocol reads of classes.
+            advice: what to take in its place for samples without them.
+
+        Raises:
+            UsageError: the task is another one.
+        """
+        kind = self.objective.kind
+        if kind == Classification.kind:
+            return
+        if self.objective.one_label:
+            advice = "take the task classification, which has two outputs for two classes"
+        raise UsageError(f"{reads}, and the task {kind} has none: {advice}")
 
 
 def agree(client_facts: Sequence[ClientFacts], seed: int, classes: int | None = None) -> Facts:
