@@ -34,6 +34,9 @@ MODELS = (
 )  # fmt: skip
 
 
+ALL_TASKS = "classification, binary, multilabel, regression"
+
+
 class Fact(NamedTuple):
     """Line of `securecluster list` about a protocol, without importing it.
 
@@ -43,6 +46,8 @@ class Fact(NamedTuple):
         reads: what the server reads of clients, with the protocol's defaults.
         foreign: what it needs of a `ForeignModel`, with its defaults: "train*" follows call.lr and
             call.batches(), and a drawn start is a function.
+        tasks: what its clients may learn, with its defaults: the tasks of `ALL_TASKS`, or what a
+            part of it alone is for.
         class_name: its class, whose module the stub of `securecluster.protocols` names.
     """
 
@@ -51,6 +56,7 @@ class Fact(NamedTuple):
     reads: str
     foreign: str = ""
     class_name: str = ""
+    tasks: str = ALL_TASKS
 
 
 PROTOCOLS = {
@@ -74,6 +80,7 @@ PROTOCOLS = {
         "one layer of each model",
         "cannot train one",
         "NSIM",
+        "positions",
     ),
     "ifca": Fact(
         "yes",
@@ -83,7 +90,12 @@ PROTOCOLS = {
         "IFCA",
     ),
     "signature": Fact(
-        "may", "groups, by gradients", "a kilobyte of gradients", "train", "Signature"
+        "may",
+        "groups, by gradients",
+        "a kilobyte of gradients",
+        "train",
+        "Signature",
+        "classification",
     ),
     "clove": Fact(
         "yes",
@@ -100,7 +112,12 @@ PROTOCOLS = {
         "CFLGP",
     ),
     "pacfl": Fact(
-        "may", "groups, by subspaces of samples", "singular vectors, once", "train", "PACFL"
+        "may",
+        "groups, by subspaces of samples",
+        "singular vectors, once",
+        "train",
+        "PACFL",
+        "classification",
     ),
     "rdpcfl": Fact(
         "may",
@@ -115,8 +132,16 @@ PROTOCOLS = {
         "moments of latent vectors",
         "cannot train one",
         "FLUX",
+        "classification",
     ),
-    "hidden": Fact("yes", "groups that only clients know", "sums over clients", "train", "Hidden"),
+    "hidden": Fact(
+        "yes",
+        "groups that only clients know",
+        "sums over clients",
+        "train",
+        "Hidden",
+        "classification",
+    ),
     "local-kmeans": Fact(
         "yes", "groups, by models trained alone", "masked models, once", "train", "LocalKMeans"
     ),

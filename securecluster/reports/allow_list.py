@@ -97,7 +97,7 @@ NETWORK: Rule = {
         "schema wire protocol dtype dimension shape classes feature_names class_names clients "
         "width latents shared phi signature_kind",
     ),
-    "objective": _all(PUBLIC, "kind metres"),
+    "objective": _all(PUBLIC, "kind metres loss delta bounds standardised"),
     "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted")),
     "chosen": OPTIONS,
     # clients' numbers of samples

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from securecluster.core.validation import IN_PYTHON, AtLeast, OneOf
-from securecluster.errors import UsageError
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
 
@@ -153,10 +152,4 @@ def check_labels(facts: Facts, option: str) -> None:
     Raises:
         UsageError: samples have no labels.
     """
-    if not has_labels(facts):
-        flag = option.replace("_", "-")
-        task = facts.objective.kind
-        raise UsageError(
-            f"batches by labels need a label for each sample, which {task} data do not have: "
-            f"leave --{flag} out"
-        )
+    facts.check_classes("batches by labels are of samples with classes", f"leave {option} out")
