@@ -10,6 +10,8 @@ from typing import Protocol
 from securecluster.errors import UsageError
 from securecluster.models.optimizers import OPTIMIZERS
 
+BALANCED = "balanced"
+
 
 class Secret(Protocol):
     """Source of secret randomness for noise and Poisson batches."""
@@ -49,6 +51,8 @@ class LocalTraining:
             each training starts from zero.
         label_power: power of a label's count at the client that its share of an epoch follows, in
             [0, 1]; 1 takes each sample once.
+        class_weight: weight of each class's losses, or "balanced" for n/(k n_c), with k the number
+            of the client's own classes and n_c its samples of class c; None for 1.
     """
 
     lr: float
@@ -62,6 +66,7 @@ class LocalTraining:
     noise: float = 0.0
     keep_momentum: bool = False
     label_power: float = 1.0
+    class_weight: tuple[float, ...] | str | None = None
 
     @property
     def private(self) -> bool:
@@ -144,6 +149,17 @@ def check_training(plan: LocalTraining) -> None:
     _check_private(plan)
     _check_keep_momentum(plan)
     _check_label_power(plan)
+    _check_class_weight(plan)
+
+
+def _check_class_weight(plan: LocalTraining) -> None:
+    """Raise UsageError for weights by the client's own counts, which DP-SGD cannot have."""
+    if plan.class_weight == BALANCED and plan.private:
+        raise UsageError(
+            "class_weight balanced weights each example by all labels of its client, which the "
+            "price of DP-SGD does not cover: give the weights, or those of public counts "
+            "(class_weight={'no': 1, 'yes': 4}), or take dp_unit client"
+        )
 
 
 def _check_label_power(plan: LocalTraining) -> None:

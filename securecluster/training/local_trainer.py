@@ -36,6 +36,7 @@ from securecluster.training.batches import (
     Chunk,
     Drawn,
     Minibatches,
+    of_classes,
     packed,
     resampled,
     sizes_of_epochs,
@@ -184,6 +185,7 @@ class LocalTrainer:
         self._momenta: Momenta | None = None  # made by the first training that keeps momentum
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
+        given: list[Any] = []  # weights of the samples in training
         validated: list[tuple[Any, Any]] = []
         self.names = tuple(federation.names[k] for k in clients)
         # what a client draws depends on its name alone, and not on the clients beside it
@@ -199,9 +201,11 @@ class LocalTrainer:
                 x = x[in_training]
                 y = y[in_training]
             trained.append((x, y))
+            given.append(None if shard.weights is None else shard.weights[in_training])
         self._sizes = [len(y) for _, y in trained]
         self._validation_sizes = [len(y) for _, y in validated]
-        self._train_on = self._samples(trained)
+        self._train_on = replace(self._samples(trained), weights=self._given_weights(given))
+        self._importance: dict[Any, torch.Tensor | None] = {}  # by `class_weight`
         self._aside_on = self._samples(validated)
         tested = [(shard.x_test, shard.y_test) for shard in shards]
         self._test_on = self._samples(tested)
@@ -247,6 +251,33 @@ class LocalTrainer:
         inputs = [x for x, _ in arrays]
         targets = [y for _, y in arrays]
         return Samples.of(inputs, targets, self.device, self.dtype)
+
+    def _given_weights(self, given: Sequence[Any]) -> torch.Tensor | None:
+        """Return the weights of all clients' samples, (N,), or None where no client has any."""
+        if all(weights is None for weights in given):
+            return None
+        pairs = zip(given, self._sizes, strict=True)
+        all_weights = [np.ones(size) if weights is None else weights for weights, size in pairs]
+        return to_device(np.concatenate(all_weights), self.device, self.dtype)
+
+    def importance(self, plan: LocalTraining) -> torch.Tensor | None:
+        """Return the factor of each training sample's loss, (N,), or None where all are 1.
+
+        Args:
+            plan: hyper-parameters, with weights of classes or without.
+        """
+        if plan.class_weight is None:
+            return self._train_on.weights
+        if plan.class_weight not in self._importance:
+            factors = []
+            for k in range(len(self.ids)):
+                labels = self._y[self._offsets[k] : self._offsets[k + 1]].cpu().numpy()
+                factors.append(of_classes(labels, plan.class_weight))
+            table = to_device(np.concatenate(factors), self.device, self.dtype)
+            if self._train_on.weights is not None:
+                table = table * self._train_on.weights
+            self._importance[plan.class_weight] = table
+        return self._importance[plan.class_weight]
 
     def train(  # noqa: PLR0913 (a call, and what few callers need by name)
         self,
@@ -432,10 +463,13 @@ class LocalTrainer:
     def _joint_for(self, task: _Task) -> joint_training.Member | None:
         """Return the training that other runs share with this one, or None.
 
-        With DP-SGD, with momentum that is kept and with a regularizer, clients train with those of
-        their own run.
+        With DP-SGD, with momentum that is kept, with weights of samples and with a regularizer,
+        clients train with those of their own run.
         """
-        if task.plan.private or task.plan.keep_momentum or task.regularizer is not None:
+        plan = task.plan
+        if plan.private or plan.keep_momentum or task.regularizer is not None:
+            return None
+        if self.importance(plan) is not None:
             return None
         return self._joint
 
@@ -715,6 +749,13 @@ class LocalTrainer:
             sizes = np.array([self._sizes[client] for client in clients])
             divisors = np.minimum(plan.batch_size, sizes)
         chunk = packed(drawn, first, divisors, self.device, self.dtype)
+        importance = self.importance(plan)
+        if importance is not None:
+            of_samples = importance[chunk.index]
+            if private is None:
+                chunk.weight.mul_(of_samples)
+            else:
+                chunk = replace(chunk, importance=of_samples)
         if not (self.model.dropouts and plan.dropout):
             return chunk
         keys = self.dropout_keys(clients, step, len(chunk.active))
@@ -975,10 +1016,13 @@ def selected(
     keys = None
     if chunk.keys is not None:
         keys = chunk.keys[step, :active]
+    importance = None
+    if chunk.importance is not None:
+        importance = chunk.importance[step, :active, :width]
     flat = index.flatten()  # a copy where batches are narrower than the table
     of_x = x.index_select(0, flat).view(*index.shape, *x.shape[1:])
     of_y = y.index_select(0, flat).view(*index.shape, *y.shape[1:])
-    return Minibatches(of_x, of_y, weight, keys), index
+    return Minibatches(of_x, of_y, weight, keys, importance), index
 
 
 def _rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

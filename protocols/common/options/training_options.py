@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from securecluster.core.validation import IN_PYTHON, AtLeast, OneOf
+from securecluster.data.feature_columns import listed
 from securecluster.errors import UsageError
 from securecluster.protocols.common.options.option_group import OptionGroup
+from securecluster.training.config import BALANCED
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
@@ -46,10 +49,20 @@ class TrainingOptions(OptionGroup):
     holds; or square-root, between the two, so that clients' shares of labels have less effect on
     their updates (not in the papers); tuning shuffles; not with DP-SGD
     """
+    class_weight: tuple[str, ...] | None = None
+    """factors of each class's losses in training: balanced, n/(k n_c) by the client's own counts
+    (not with DP-SGD), or CLASS=NUMBER for each class, in Python {CLASS: NUMBER}, which are public;
+    gradients that are only compared, released losses and scores are without them
+    """
     tune_rounds: Annotated[int, AtLeast(0)] = 0
     """rounds after the last one in which every client trains its final model alone, without noise;
     what comes of it stays at the client, so it costs no ε
     """
+
+    def __post_init__(self) -> None:
+        # as the command line has them, which a configuration can keep
+        if isinstance(self.class_weight, Mapping):
+            self.class_weight = tuple(f"{name}={w}" for name, w in self.class_weight.items())
 
     def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without the options that have no effect.
@@ -60,12 +73,18 @@ class TrainingOptions(OptionGroup):
             config: the configuration, with defaults resolved.
 
         Raises:
-            UsageError: batches are to be sampled by labels, and samples have none.
+            UsageError: batches or weights are to follow from labels, and samples have none; or
+                weights that are not of the classes.
         """
         by_labels = self.batches != "shuffled"
         if by_labels:
             check_labels(facts, "batches")
         unused = set()
+        if self.class_weight is None:
+            unused.add("class_weight")
+        else:
+            check_labels(facts, "class_weight")
+            config["class_weight"] = weights_of_classes(self.class_weight, facts)
         if not self.tune_rounds:
             unused.add("tune_rounds")
         if not by_labels:
@@ -121,9 +140,21 @@ class TrainingOptions(OptionGroup):
             self.momentum,
             keep_momentum=bool(self.keep_momentum),
             label_power=BATCHES[self.batches],
+            class_weight=self._class_weight(config),
         )
         private: LocalTraining = method.privacy.training(plan, config)
         return private
+
+    def _class_weight(self, config: Mapping[str, Any]) -> tuple[float, ...] | str | None:
+        """Return the weights of the classes as local training takes them.
+
+        Args:
+            config: what clients and server agreed on, or, for checks, without the classes.
+        """
+        if is_balanced(self.class_weight):
+            return BALANCED
+        agreed = config.get("class_weight")
+        return None if agreed is None else tuple(agreed)
 
     def validation_share(self, method: Method) -> float:
         """Return the share of each client's training samples that is held out for validation.
@@ -132,6 +163,42 @@ class TrainingOptions(OptionGroup):
             method: whose options they are.
         """
         return 0.0
+
+
+def is_balanced(given: Any) -> bool:
+    """Return whether weights of classes are those by the clients' own counts.
+
+    Args:
+        given: by the user.
+    """
+    return given == BALANCED or (isinstance(given, list | tuple) and list(given) == [BALANCED])
+
+
+def weights_of_classes(given: Any, facts: Facts) -> list[float] | str:
+    """Return the weight of each class, in the order of the class numbers, or "balanced".
+
+    Args:
+        given: "balanced", or texts "class=weight".
+        facts: of the clients and their data.
+
+    Raises:
+        UsageError: no weight, or a negative one, for a class, or weights of what is none.
+    """
+    if is_balanced(given):
+        return BALANCED
+    names = [str(name) for name in facts.class_names or range(facts.classes)]
+    try:
+        pairs = [text.rpartition("=") for text in given]
+        weights = {name: float(weight) for name, _, weight in pairs}
+        fit = weights.keys() == set(names) and len(pairs) == len(names)
+    except (AttributeError, TypeError, ValueError):
+        fit = False
+    if not fit or not all(0 <= weight < math.inf for weight in weights.values()):
+        raise UsageError(
+            f"class_weight = {given!r} is not a number from 0 for each class: give balanced, or "
+            f"CLASS=NUMBER for each of {listed(names)}"
+        )
+    return [weights[name] for name in names]
 
 
 def has_labels(facts: Facts) -> bool:
@@ -144,7 +211,7 @@ def has_labels(facts: Facts) -> bool:
 
 
 def check_labels(facts: Facts, option: str) -> None:
-    """Check that batches can be sampled by labels.
+    """Check that batches or weights can follow from labels.
 
     Args:
         facts: of the clients and their data.
@@ -157,6 +224,6 @@ def check_labels(facts: Facts, option: str) -> None:
         flag = option.replace("_", "-")
         task = facts.objective.kind
         raise UsageError(
-            f"batches by labels need a label for each sample, which {task} data do not have: "
+            f"--{flag} needs a label for each sample, which {task} data do not have: "
             f"leave --{flag} out"
         )

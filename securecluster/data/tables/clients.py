@@ -48,6 +48,7 @@ class Roles:
             that are usual (`cells.MISSING`).
         prepare: the categories of some columns, by their names, where gaps are filled and texts are
             categories; None where they are faults.
+        weight: column with the weight of each row in training, or None.
     """
 
     client: str
@@ -57,11 +58,13 @@ class Roles:
     drop: Sequence[str] = ()
     missing: Sequence[str] | None = None
     prepare: Mapping[str, Categories] | None = None
+    weight: str | None = None
 
     @property
     def wanted(self) -> list[str]:
         """Return the columns that the user names."""
-        named = [self.client, self.label, self.truth, *(self.features or ()), *self.drop]
+        roles = (self.client, self.label, self.truth, self.weight)
+        named = [*roles, *(self.features or ()), *self.drop]
         return [name for name in named if name is not None]
 
 
@@ -77,6 +80,7 @@ class ClientColumns:
         doubts: what may be a mistake of the user's, as sentences.
         categories: of each feature, where gaps are to be filled.
         counted: whether some of them were found in the rows.
+        weights: of each client's rows by its name, or None.
     """
 
     clients: dict[str | float, tuple[NDArray[Any], Labels]]
@@ -86,6 +90,7 @@ class ClientColumns:
     doubts: tuple[str, ...] = ()
     categories: tuple[Categories, ...] = ()
     counted: bool = False
+    weights: dict[str | float, Array] | None = None
 
 
 class _Faults(list[ColumnError]):
@@ -128,9 +133,12 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
         clusters = (
             clients and values and faults.without(_truth, table, clients, values, roles.truth)
         )
+    weights = None
+    if roles.weight is not None:
+        weights = faults.without(cells.numbers, table, roles.weight, roles.missing)
     excluded = {*roles_of, *dropped}
     features = _features(table, excluded, selected, roles, faults)
-    if clients is None or numbered is None or features is None:
+    if clients is None or numbered is None or features is None or faults:
         raise table.refused(faults)
     names, client_of_row = clients
     y, found = numbered
@@ -146,7 +154,12 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     counted = any(
         kinds and name not in given for name, kinds in zip(columns, categories, strict=False)
     )
-    return ClientColumns(samples, clusters, columns, found, _left_out(table), categories, counted)
+    weights_of = None
+    if weights is not None:
+        split = np.split(weights[0][by_client], ends)
+        weights_of = dict(zip(samples, split, strict=True))
+    doubts = _left_out(table)
+    return ClientColumns(samples, clusters, columns, found, doubts, categories, counted, weights_of)
 
 
 def _left_out(table: Table) -> tuple[str, ...]:
@@ -166,11 +179,11 @@ def _checked(
         UsageError: roles that do not go together, columns that there are not, or no rows.
     """
     names_of_roles = [roles.client, roles.label]
-    if roles.truth is not None:
-        names_of_roles.append(roles.truth)
+    names_of_roles += [name for name in (roles.truth, roles.weight) if name is not None]
     if len(set(names_of_roles)) < len(names_of_roles):
         raise UsageError(
-            f"client, label and truth are different columns, not {', '.join(names_of_roles)}"
+            "client, label, truth and weight are different columns, not "
+            f"{', '.join(names_of_roles)}"
         )
     selected = None
     if roles.features is not None:
