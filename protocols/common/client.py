@@ -25,7 +25,7 @@ from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained, digest
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import Secrets
@@ -158,9 +158,11 @@ class TrainingClient:
         own_row = tuple(clients)
         plan = replace(self.training, clip=0.0, noise=0.0, keep_momentum=False, label_power=1.0)
         table = models.values
+        near = MeanRegularizer(Rows(table, own_row), plan.ditto) if plan.ditto else None
         for number in range(rounds):
             start = Rows(table, own_row)
-            update = self.cohort.train(start, clients, plan, TUNING_STEP + number)
+            step = TUNING_STEP + number
+            update = self.cohort.train(start, clients, plan, step, regularizer=near)
             finite = update.isfinite().all(1, keepdim=True)
             table = torch.where(finite, table + update, table)
         return Rows(table, own_row)

@@ -160,10 +160,12 @@ class Adam:
 class MeanRegularized:
     """An optimizer of the loss plus λ/2 ‖θ − θ̄‖², whose gradient is λ(θ − θ̄).
 
+    With θ̄ = 0 it is weight decay, as `torch.optim` has it.
+
     Args:
         optimizer: makes the steps.
         params: θ by name, which the optimizer changes in place.
-        means: θ̄ by name, shaped as the parameters.
+        means: θ̄ by name, shaped as the parameters; None for 0.
         strength: λ.
     """
 
@@ -171,7 +173,7 @@ class MeanRegularized:
         self,
         optimizer: Optimizer,
         params: Mapping[str, torch.Tensor],
-        means: Mapping[str, torch.Tensor],
+        means: Mapping[str, torch.Tensor] | None,
         strength: float,
     ) -> None:
         self._optimizer = optimizer
@@ -191,7 +193,9 @@ class MeanRegularized:
             gradient: its gradient, (k, …).
         """
         k = len(gradient)
-        offset = self._params[name][:k] - self._means[name][:k]
+        offset = self._params[name][:k]
+        if self._means is not None:
+            offset = offset - self._means[name][:k]
         regularized = gradient.add(offset, alpha=self._strength)
         self._optimizer.value(name, regularized)
 

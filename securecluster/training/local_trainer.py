@@ -317,6 +317,7 @@ class LocalTrainer:
             UsageError: DP-SGD without a source of secret draws.
             PolicyError: clients that keep their momentum have trained in a later call.
         """
+        plan = plan.at(self.access.round)
         with self.permitted(plan, clients, step):
             threads = self._threads()
             if apart and self.device.type == "cpu" and self._joint is None:
@@ -463,11 +464,11 @@ class LocalTrainer:
     def _joint_for(self, task: _Task) -> joint_training.Member | None:
         """Return the training that other runs share with this one, or None.
 
-        With DP-SGD, with momentum that is kept, with weights of samples and with a regularizer,
+        With DP-SGD, with momentum that is kept, with weights of samples and with terms of the loss,
         clients train with those of their own run.
         """
         plan = task.plan
-        if plan.private or plan.keep_momentum or task.regularizer is not None:
+        if plan.private or plan.keep_momentum or task.regularizer is not None or plan.has_terms:
             return None
         if self.importance(plan) is not None:
             return None
@@ -483,7 +484,6 @@ class LocalTrainer:
         weights = request.weights
         clients = request.clients
         task = request.task
-        means = request.means
         plan = task.plan
         private = self._private(request)
         chunk = self._schedule(clients, plan, task.step, private)
@@ -496,11 +496,11 @@ class LocalTrainer:
             buffers = momenta.start(clients)
             velocity = model.views(buffers)
         steps_of = _of_training(private)
-        trained = steps_of(weights, params)
-        optimizer = build_optimizer(plan.optimizer, trained, plan.lr, plan.momentum, velocity)
-        if means is not None:
-            regularized = steps_of(means, model.views(means))
-            optimizer = _regularized(optimizer, trained, regularized, task)
+        optimizer = build_optimizer(
+            plan.optimizer, steps_of(weights, params), plan.lr, plan.momentum, velocity
+        )
+        if request.means is not None or plan.has_terms:
+            optimizer = _with_terms(optimizer, request, model, steps_of)
         span = self._window(model, params, task.plan, task.regularizer)
         if span:
             self._train_in_windows(model, params, chunk, request, optimizer, span)
@@ -526,7 +526,7 @@ class LocalTrainer:
     ) -> int:
         """Return the steps in which changes of the first dense layer wait for each other, or 0.
 
-        Only plain SGD on a CPU, without a regularizer, has such windows.
+        Only plain SGD on a CPU, without a regularizer and other terms, has such windows.
 
         Args:
             model: the thread's model.
@@ -534,7 +534,8 @@ class LocalTrainer:
             plan: hyper-parameters.
             regularizer: of the call, or None.
         """
-        if regularizer is not None or plan.private or plan.momentum or plan.optimizer != "sgd":
+        terms = regularizer is not None or plan.has_terms
+        if terms or plan.private or plan.momentum or plan.optimizer != "sgd":
             return 0
         if model.stack is None or self.device.type != "cpu":
             return 0
@@ -938,17 +939,33 @@ def _of_training(private: DPSGDState | None) -> Callable[[torch.Tensor, Params],
     return stepped
 
 
-def _regularized(optimizer: Optimizer, params: Params, means: Params, task: _Task) -> Optimizer:
-    """Return an optimizer of the loss with the task's term for the clients' means.
+def _with_terms(
+    optimizer: Optimizer,
+    request: Request,
+    model: FlatModel,
+    steps_of: Callable[[torch.Tensor, Params], Params],
+) -> Optimizer:
+    """Return an optimizer of the loss with terms that depend on no sample.
 
     Args:
         optimizer: of the loss alone.
-        params: parameters of the clients, by name.
-        means: θ̄ of the clients, by name.
-        task: the call, which has a regularizer.
+        request: the clients, with their initial weights, before any step.
+        model: the thread's model.
+        steps_of: returns what the optimizer steps, of flat parameters and their views.
     """
-    assert task.regularizer is not None
-    return MeanRegularized(optimizer, params, means, task.regularizer.strength)
+    plan = request.task.plan
+    terms: list[tuple[torch.Tensor | None, float]] = []
+    if request.means is not None:
+        terms.append((request.means, request.task.regularizer.strength))
+    if plan.proximal:
+        terms.append((request.weights.clone(), plan.proximal))
+    if plan.weight_decay:
+        terms.append((None, plan.weight_decay))
+    params = steps_of(request.weights, model.views(request.weights))
+    for centre, strength in terms:
+        near = None if centre is None else steps_of(centre, model.views(centre))
+        optimizer = MeanRegularized(optimizer, params, near, strength)
+    return optimizer
 
 
 def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) -> list[bytes]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
-from securecluster.core.validation import IN_PYTHON, AtLeast, OneOf
+from securecluster.core.validation import IN_PYTHON, AtLeast, Number, OneOf
 from securecluster.data.feature_columns import listed
 from securecluster.errors import UsageError
 from securecluster.protocols.common.options.option_group import OptionGroup
-from securecluster.training.config import BALANCED
+from securecluster.training.config import BALANCED, Schedule
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 # powers of a label's count that its share of an epoch follows, by name (Kang et al. 2020)
 BATCHES = {"shuffled": 1.0, "square-root": 0.5, "balanced": 0.0}
+SCHEDULES = ("constant", "cosine", "linear", "exponential", "step")
+MOST_STRENGTH = 1e9
+# options that configurations have where they are not at their defaults
+LATER = (
+    "class_weight", "lr_schedule", "lr_gamma", "lr_step", "weight_decay", "proximal", "ditto",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -49,9 +55,27 @@ class TrainingOptions(OptionGroup):
     holds; or square-root, between the two, so that clients' shares of labels have less effect on
     their updates (not in the papers); tuning shuffles; not with DP-SGD
     """
+    lr_schedule: Annotated[str, OneOf(*SCHEDULES), IN_PYTHON] = "constant"
+    """learning rate by rounds, with torch's formulas: constant; cosine or linear, to 0 after the
+    last round; exponential, times lr_gamma each round; or step, times lr_gamma every lr_step rounds
+    """
+    lr_gamma: Annotated[float, Number(0, 1, low_in=False, high_in=True), IN_PYTHON] = 0.9
+    """factor of lr_schedule exponential and step"""
+    lr_step: Annotated[int, AtLeast(1), IN_PYTHON] = 10
+    """rounds between two steps of lr_schedule step"""
+    weight_decay: Annotated[float, Number(0, MOST_STRENGTH), IN_PYTHON] = 0.0
+    """λ of the term λ/2·‖θ‖² of clients' losses; with DP-SGD outside of the clip"""
+    proximal: Annotated[float, Number(0, MOST_STRENGTH), IN_PYTHON] = 0.0
+    """μ of FedProx's term μ/2·‖θ − θ_start‖², where θ_start is what a client's training begins at;
+    with DP-SGD outside of the clip
+    """
+    ditto: Annotated[float, Number(0, MOST_STRENGTH), IN_PYTHON] = 0.0
+    """λ of Ditto's term λ/2·‖v − w‖², by which a client's own model v stays near the run's model w
+    in the rounds of tuning
+    """
     class_weight: tuple[str, ...] | None = None
     """factors of each class's losses in training: balanced, n/(k n_c) by the client's own counts
-    (not with DP-SGD), or CLASS=NUMBER for each class, in Python {CLASS: NUMBER}, which are public;
+    (not with DP-SGD), or CLASS=NUMBER for each class, in Python also a mapping, which are public;
     gradients that are only compared, released losses and scores are without them
     """
     tune_rounds: Annotated[int, AtLeast(0)] = 0
@@ -63,6 +87,14 @@ class TrainingOptions(OptionGroup):
         # as the command line has them, which a configuration can keep
         if isinstance(self.class_weight, Mapping):
             self.class_weight = tuple(f"{name}={w}" for name, w in self.class_weight.items())
+
+    def check(self, method: Method, clients: int) -> None:
+        """Raise UsageError for a term of tuning without tuning."""
+        if self.ditto and not self.tuning(method):
+            raise UsageError(
+                "ditto is a term of the rounds in which clients tune their own models: give "
+                "tune_rounds, too"
+            )
 
     def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without the options that have no effect.
@@ -79,10 +111,10 @@ class TrainingOptions(OptionGroup):
         by_labels = self.batches != "shuffled"
         if by_labels:
             check_labels(facts, "batches")
-        unused = set()
-        if self.class_weight is None:
-            unused.add("class_weight")
-        else:
+        # a run has the configuration that it had before there were these options
+        defaults = {option.name: option.default for option in fields(TrainingOptions)}
+        unused = {name for name in LATER if getattr(self, name) == defaults[name]}
+        if self.class_weight is not None:
             check_labels(facts, "class_weight")
             config["class_weight"] = weights_of_classes(self.class_weight, facts)
         if not self.tune_rounds:
@@ -141,6 +173,10 @@ class TrainingOptions(OptionGroup):
             keep_momentum=bool(self.keep_momentum),
             label_power=BATCHES[self.batches],
             class_weight=self._class_weight(config),
+            weight_decay=float(self.weight_decay),
+            proximal=float(self.proximal),
+            ditto=float(self.ditto),
+            schedule=self._schedule(method),
         )
         private: LocalTraining = method.privacy.training(plan, config)
         return private
@@ -155,6 +191,13 @@ class TrainingOptions(OptionGroup):
             return BALANCED
         agreed = config.get("class_weight")
         return None if agreed is None else tuple(agreed)
+
+    def _schedule(self, method: Method) -> Schedule | None:
+        """Return the learning rates of the run's rounds, or None where they are one."""
+        if self.lr_schedule == "constant":
+            return None
+        rounds = int(method.total_rounds)
+        return Schedule(self.lr_schedule, rounds, float(self.lr_gamma), int(self.lr_step))
 
     def validation_share(self, method: Method) -> float:
         """Return the share of each client's training samples that is held out for validation.
