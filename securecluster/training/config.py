@@ -91,6 +91,7 @@ class LocalTraining:
         ditto: λ, of the term λ/2 ‖v − w‖² where a client trains its own model v alone after the
             run, near the run's model w (Li et al. 2021, "Ditto", eq. for h_k).
         schedule: learning rates of rounds, as factors of `lr`; None for 1.
+        keep_local: True to keep what a training makes of each client's local layers.
     """
 
     lr: float
@@ -109,6 +110,7 @@ class LocalTraining:
     proximal: float = 0.0
     ditto: float = 0.0
     schedule: Schedule | None = None
+    keep_local: bool = False
 
     def at(self, number: int) -> LocalTraining:
         """Return these hyper-parameters with the learning rate of a round.
@@ -207,6 +209,11 @@ def check_training(plan: LocalTraining) -> None:
     _check_keep_momentum(plan)
     _check_label_power(plan)
     _check_class_weight(plan)
+    if plan.keep_local and plan.private:
+        raise UsageError(
+            "local_layers would carry a training whose reply was lost, and is not counted, into "
+            "later updates: with dp_unit example and a clip leave them out, or take dp_unit client"
+        )
 
 
 def _check_class_weight(plan: LocalTraining) -> None:

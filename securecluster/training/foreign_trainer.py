@@ -229,8 +229,12 @@ def check_foreign(model: Any, plan: LocalTraining) -> None:
             "not show: take dp_unit client, whose noise is added to clipped updates, or let train "
             "add noise and say what your accountant finds, ForeignModel(example_privacy=...)"
         )
-    added = ("class_weight", "weight_decay", "proximal", "ditto")
+    added = ("class_weight", "weight_decay", "proximal", "ditto", "keep_local")
     given = [name for name in added if getattr(plan, name)]
+    if "keep_local" in given:
+        raise UsageError(
+            "a ForeignModel has no layers that are known by name: leave local_layers out"
+        )
     if given:
         raise UsageError(
             f"{given[0]} changes the loss of local training, and a ForeignModel's train has a loss "

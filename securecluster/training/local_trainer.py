@@ -29,7 +29,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
-from securecluster.models.optimizers import MeanRegularized, Momenta, Optimizer
+from securecluster.models.optimizers import LastingRows, MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
 from securecluster.training import joint_training
 from securecluster.training.batches import (
@@ -183,6 +183,11 @@ class LocalTrainer:
         self._workers: list[_Worker] = []
         self._joint = joint_training.current()
         self._momenta: Momenta | None = None  # made by the first training that keeps momentum
+        self._whole_start = self.model.whole_initial()
+        self._local: LastingRows | None = None  # each client's own layers
+        if self.model.local:
+            _, first = self.model.parts(self._whole_start)
+            self._local = LastingRows(len(self.ids), first, "local_layers", "local layers")
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
         given: list[Any] = []  # weights of the samples in training
@@ -324,7 +329,7 @@ class LocalTrainer:
                 chunks = _split(self._by_steps(clients, plan), 1, threads)
             else:
                 chunks = self._chunks(start, clients, plan, threads, regularizer)
-            d = self.model.dimension
+            d = start.table.shape[1]
             # one (m, width) matrix for training and masks, since a copy may not fit into memory
             width = max(row_width, d)
             out = torch.empty(len(clients), width, dtype=self.dtype, device=self.device)
@@ -371,8 +376,10 @@ class LocalTrainer:
         if plan.keep_momentum:
             check_training(plan)  # a call may have hyper-parameters of its own
             if self._momenta is None:
-                self._momenta = Momenta(len(self.ids), self.start)
+                self._momenta = Momenta(len(self.ids), self._whole_start)
             self._momenta.begin(clients, step)
+        if plan.keep_local and self._local is not None:
+            self._local.begin(clients, step)
         with self.access.train(plan, clients, step):
             yield
 
@@ -395,7 +402,7 @@ class LocalTrainer:
 
     def _for_threads(self, number: int) -> list[_Worker]:
         """Return the workers of some threads, which are made on first use."""
-        empty = self.start.new_empty(0, self.model.dimension)
+        empty = self.start.new_empty(0, self.model.whole_dimension)
         while len(self._workers) < number:
             self._workers.append(_Worker(self.model.copy(), empty))
         return self._workers[:number]
@@ -408,32 +415,91 @@ class LocalTrainer:
             task: the call.
         """
         if len(worker.buffer) < task.largest:
-            worker.buffer = worker.buffer.new_empty(task.largest, self.model.dimension)
+            worker.buffer = worker.buffer.new_empty(task.largest, self.model.whole_dimension)
         for entries in iter(task.jobs.popleft, None):
             start_rows = entries
             if task.start.index is not None:
                 start_rows = [task.start.index[entry] for entry in entries]
-            models = task.start.table
             weights = worker.buffer[: len(entries)]  # (b, d)
             index = to_device(start_rows, self.device)
-            torch.index_select(models, 0, index, out=weights)
-            clients = [task.clients[entry] for entry in entries]
-            means = None
-            if task.regularizer is not None:
-                means = task.regularizer.rows(entries)
+            chunk = self._begun(weights, entries, index, task)
             equal = len(set(start_rows)) == 1
-            chunk = Request(0, self, weights, clients, task, means, equal)
+            # local layers are each client's own
+            apart = task.start.table.shape[1] < weights.shape[1]
+            chunk.equal = equal and not apart
             joint = self._joint_for(task)
             if joint is not None:
                 joint.train(chunk)
             else:
                 self.train_chunk(chunk, worker.model)
+            if apart:
+                weights = self._without_local(weights, chunk.clients, task.plan)
             block = len(entries)
             if self.device.type == "cpu":  # without a second matrix of the chunk's size
                 block = max(1, WRITTEN // weights.shape[1])
             for first in range(0, len(entries), block):
                 rows = slice(first, first + block)
                 self._write_updates(weights[rows], entries[rows], index[rows], equal, task)
+
+    def _begun(
+        self, weights: torch.Tensor, entries: Sequence[int], index: torch.Tensor, task: _Task
+    ) -> Request:
+        """Return a chunk whose weights are those that its clients begin with.
+
+        Args:
+            weights: (b, d), overwritten; where clients have local layers, whole vectors.
+            entries: the clients, as entries of the call.
+            index: row of the start model of each, on the device.
+            task: the call.
+        """
+        models = task.start.table
+        clients = [task.clients[entry] for entry in entries]
+        means = None
+        if task.regularizer is not None:
+            means = task.regularizer.rows(entries)
+        if models.shape[1] == weights.shape[1]:
+            torch.index_select(models, 0, index, out=weights)
+            return Request(0, self, weights, clients, task, means)
+        local = self._local_rows(clients, task.plan)
+        weights.copy_(self.model.joined(models.index_select(0, index), local))
+        if means is not None:
+            # no term draws local layers anywhere but to where they are
+            means = self.model.joined(means, local)
+        return Request(0, self, weights, clients, task, means)
+
+    def _local_rows(self, clients: Sequence[int], plan: LocalTraining) -> torch.Tensor:
+        """Return the local layers that a training of some clients begins with, (b, n)."""
+        assert self._local is not None
+        return self._local.start(clients) if plan.keep_local else self._local.latest(clients)
+
+    def _without_local(
+        self, weights: torch.Tensor, clients: Sequence[int], plan: LocalTraining
+    ) -> torch.Tensor:
+        """Return what of trained models may leave, and keep the rest where the plan says so.
+
+        Args:
+            weights: whole vectors, (b, whole dimension).
+            clients: positions of the clients.
+            plan: hyper-parameters.
+        """
+        shared, local = self.model.parts(weights)
+        if plan.keep_local and self._local is not None:
+            self._local.end(clients, local)
+        return shared
+
+    def whole(self, models: Rows, clients: Sequence[int]) -> Rows:
+        """Return clients' models with each one's local layers, (b, whole dimension).
+
+        Args:
+            models: one for each of the clients; whole ones, or any without local layers, are
+                returned as they are.
+            clients: positions of the b clients.
+        """
+        if self._local is None or models.table.shape[1] == self.model.whole_dimension:
+            return models
+        own_rows = tuple(range(len(clients)))
+        shared = models.values
+        return Rows(self.model.joined(shared, self._local.latest(clients)), own_rows)
 
     def _write_updates(
         self,
@@ -464,13 +530,13 @@ class LocalTrainer:
     def _joint_for(self, task: _Task) -> joint_training.Member | None:
         """Return the training that other runs share with this one, or None.
 
-        With DP-SGD, with momentum that is kept, with weights of samples and with terms of the loss,
-        clients train with those of their own run.
+        With DP-SGD, with momentum or layers that are kept, with weights of samples and with terms
+        of the loss, clients train with those of their own run.
         """
         plan = task.plan
         if plan.private or plan.keep_momentum or task.regularizer is not None or plan.has_terms:
             return None
-        if self.importance(plan) is not None:
+        if self.importance(plan) is not None or self._local is not None:
             return None
         return self._joint
 
@@ -649,7 +715,7 @@ class LocalTrainer:
             return _split(order, 1, threads)
         on_cpu = self.device.type == "cpu"
         requests_it = getattr(self.model.module, "alone_on_cpu", False)
-        params = self.model.views(self.start[None])
+        params = self.model.views(self._whole_start[None])
         window = self._window(self.model, params, plan, regularizer)
         if not on_cpu or not (self.model.convolves or requests_it):
             size = self.models_in_chunk()
@@ -785,10 +851,9 @@ class LocalTrainer:
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the clients' state between trainings, by name: momentum that is kept."""
-        if self._momenta is None:
-            return {}
-        return self._momenta.memory()
+        """Return the clients' state between trainings: kept momentum, and local layers."""
+        kept = [rows.memory() for rows in (self._momenta, self._local) if rows is not None]
+        return {name: tensor for memory in kept for name, tensor in memory.items()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore the clients' state between trainings.
@@ -798,8 +863,10 @@ class LocalTrainer:
         """
         self._momenta = None
         if "momentum" in memory:
-            self._momenta = Momenta(len(self.ids), self.start)
+            self._momenta = Momenta(len(self.ids), self._whole_start)
             self._momenta.recall(memory)
+        if self._local is not None and "local_layers" in memory:
+            self._local.recall(memory)
 
     @property
     def measures(self) -> bool:
@@ -864,6 +931,7 @@ class LocalTrainer:
         self.access.read("scores")
         objective = self.model.objective
         all_clients = range(len(self.ids))
+        models = self.whole(models, all_clients)
         means = self._test_on.mean(objective.scores, self.model, models, all_clients)
         return objective.judged(means)
 
@@ -882,6 +950,7 @@ class LocalTrainer:
         """
         self.access.read("validation_loss", clients)
         losses = self.model.objective.losses
+        models = self.whole(models, clients)
         return self._aside_on.mean(losses, self.model, models, clients, bound)
 
     def loss(self, models: Rows, clients: Sequence[int], bound: float | None = None) -> FloatArray:
@@ -898,6 +967,7 @@ class LocalTrainer:
         """
         self.access.read("loss", clients)
         losses = self.model.objective.losses
+        models = self.whole(models, clients)
         return self._train_on.mean(losses, self.model, models, clients, bound)
 
     def losses(

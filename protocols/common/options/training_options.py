@@ -24,7 +24,8 @@ SCHEDULES = ("constant", "cosine", "linear", "exponential", "step")
 MOST_STRENGTH = 1e9
 # options that configurations have where they are not at their defaults
 LATER = (
-    "class_weight", "lr_schedule", "lr_gamma", "lr_step", "weight_decay", "proximal", "ditto",
+    "class_weight", "local_layers", "lr_schedule", "lr_gamma", "lr_step", "weight_decay",
+    "proximal", "ditto",
 )  # fmt: skip
 
 
@@ -72,6 +73,11 @@ class TrainingOptions(OptionGroup):
     ditto: Annotated[float, Number(0, MOST_STRENGTH), IN_PYTHON] = 0.0
     """λ of Ditto's term λ/2·‖v − w‖², by which a client's own model v stays near the run's model w
     in the rounds of tuning
+    """
+    local_layers: Annotated[tuple[str, ...] | None, IN_PYTHON] = None
+    """layers or parameters, by their names in the network, that each client trains and keeps to
+    itself, in no message: the last layer (a personal head), or norm, all that normalise; with
+    dp_unit client, which they are within
     """
     class_weight: tuple[str, ...] | None = None
     """factors of each class's losses in training: balanced, n/(k n_c) by the client's own counts
@@ -177,6 +183,7 @@ class TrainingOptions(OptionGroup):
             proximal=float(self.proximal),
             ditto=float(self.ditto),
             schedule=self._schedule(method),
+            keep_local=bool(self.local_layers),
         )
         private: LocalTraining = method.privacy.training(plan, config)
         return private
