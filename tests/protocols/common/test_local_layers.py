@@ -191,3 +191,40 @@ def test_functions_of_users_have_no_layers(small: Federation) -> None:
     foreign = ForeignModel([np.zeros((64, 10))], train=lambda theta, x, y, call: theta)
     with pytest.raises(UsageError, match="local_layers"):
         FedAvg(**{**HEAD, "model": foreign}).fit(small)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_frozen_batch_norm_is_that_of_torch_in_evaluation_mode(
+    small: Federation, private: bool
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
+    )
+    module(torch.as_tensor(small.shards[0].x))  # it has seen some data
+    with pytest.raises(UsageError, match="eval"):
+        FedAvg(rounds=1, model=module).fit(small, EXACT)
+    module[1].eval()
+    options = {**HEAD, "rounds": 1, "model": module, "local_layers": None if private else ("norm",)}
+    if private:
+        options |= {"clip": 1e9, "dp_unit": "example"}
+    found = FedAvg(**options).fit(small.select([at(0), at(1)]), EXACT)
+    trained = []
+    for shard in small.shards[:2]:
+        own = copy.deepcopy(module).double()
+        optimizer = torch.optim.SGD(own.parameters(), HEAD["lr"])
+        for _ in range(HEAD["epochs"]):
+            optimizer.zero_grad()
+            x, y = torch.as_tensor(shard.x).double(), torch.as_tensor(shard.y)
+            nn.functional.cross_entropy(own(x), y).backward()
+            optimizer.step()
+        trained.append(own.state_dict())
+    for k in range(2):
+        state = found.model_of(at(k))
+        assert torch.equal(state["1.running_mean"], module[1].running_mean.double())
+        mean = (trained[0]["0.weight"] + trained[1]["0.weight"]) / 2
+        torch.testing.assert_close(state["0.weight"], mean, rtol=0, atol=1e-9)
+        expected = (trained[0]["1.weight"] + trained[1]["1.weight"]) / 2
+        if not private:
+            expected = trained[k]["1.weight"]
+        torch.testing.assert_close(state["1.weight"], expected, rtol=0, atol=1e-9)
