@@ -25,8 +25,8 @@ CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
-    "client_column", "label_column", "classes", "truth_column", "feature_columns", "drop_columns",
-    "missing", "scaling", "bounds", "prepare", "task",
+    "client_column", "label_column", "classes", "truth_column", "weight_column",
+    "feature_columns", "drop_columns", "missing", "scaling", "bounds", "prepare", "task",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -61,6 +61,8 @@ class Simulation:
     """
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
+    weight_column: str | None = None
+    """your own file: the column with each row's weight in training, which is taken as public"""
     feature_columns: tuple[str, ...] | None = None
     """your own file: the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
@@ -220,6 +222,7 @@ class Simulation:
                 client_column=self.client_column,
                 label_column=self.label_column,
                 truth_column=self.truth_column,
+                weight_column=self.weight_column,
                 feature_columns=self.feature_columns,
                 drop_columns=self.drop_columns or (),
                 missing=self.missing,
