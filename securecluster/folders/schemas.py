@@ -494,6 +494,11 @@ class ComparisonRow(TypedDict):
     """adjusted Rand index with the true clusters"""
     at_target: float | None
     """share of clients whose score reaches `target`"""
+    below_baseline: int | None
+    """clients whose model is worse than what their training targets alone tell; the mean of that
+    stands under the metric's name with `_baseline`"""
+    scores: dict[str, float | None] | None
+    """means over clients of further scores, by name"""
     given: dict[str, int] | None
     """options that gave it the number of clusters"""
     rounds: int | None

@@ -24,11 +24,15 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Objective
 from securecluster.results.fitted_state import FittedState
-from securecluster.training.baselines import KNOWN, OUTPUTS, SIZES, TARGETS, answer
+from securecluster.training.baselines import KNOWN, OUTPUTS, SIZES, TARGETS, answer, below
 
 Array: TypeAlias = NDArray[Any]
 Scores: TypeAlias = dict[str, float]
 BASELINE = "baseline"  # end of a column's name, and what stands beside a score
+SCORES = (
+    "accuracy", "balanced_accuracy", "f1", "roc_auc", "average_precision", "log_loss",
+    "brier_score", "r2", "mae", "rmse",
+)  # fmt: skip
 NO_SCORES = (
     "this result has no predictions on test samples: it is a server's, whose clients are nodes "
     "elsewhere, of an earlier version, or of a network without outputs"
@@ -111,6 +115,30 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     return found
 
 
+def study_scores(kept: FittedState, objective: Objective) -> dict[str, Any]:
+    """Return what studies write of a run's scores, beside its metric.
+
+    Args:
+        kept: the state at the end of the run.
+        objective: of the run.
+
+    Returns:
+        The mean baseline of the metric, how many clients' models are worse than theirs, and the
+        means of further scores by name; nothing where nobody measured any.
+    """
+    if not has_scores(kept):
+        return {}
+    rows = score_rows(kept, objective)
+    of_all = means(rows)
+    learned, metric = kept.learned, objective.metric
+    worse = below(objective, np.array(learned.scores), np.array(learned.baselines))
+    return {
+        f"{metric}_{BASELINE}": of_all[f"{metric}_{BASELINE}"],
+        "below_baseline": len(worse),
+        "scores": {name: of_all[name] for name in names_of(rows) if name != metric},
+    }
+
+
 def _of_client(
     objective: Objective,
     classes: int,
@@ -154,8 +182,7 @@ def class_scores(y: Array, shares: Array) -> Scores:
     from sklearn import metrics
 
     classes = shares.shape[1]
-    names = ("accuracy", "balanced_accuracy", "f1", "roc_auc", "average_precision", "log_loss")
-    scores = dict.fromkeys((*names, "brier_score"), np.nan)
+    scores = dict.fromkeys(SCORES[:7], np.nan)
     if not len(y):
         return scores
     labels = shares.argmax(1)
@@ -214,7 +241,7 @@ def value_scores(y: Array, values: Array) -> Scores:
     """
     from sklearn import metrics
 
-    scores = {"r2": np.nan, "mae": np.nan, "rmse": np.nan}
+    scores = dict.fromkeys(SCORES[7:], np.nan)
     truth, given = _columns(y).T, _columns(values).T
     if not len(y) or not np.isfinite(given).all():
         return scores

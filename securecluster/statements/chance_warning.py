@@ -12,7 +12,7 @@ from securecluster.data.feature_columns import listed
 from securecluster.errors import SecureClusterWarning
 from securecluster.models.objectives import Language
 from securecluster.statements.cluster_notes import reason_of_noise
-from securecluster.training.baselines import below
+from securecluster.training.baselines import SIZES, below
 from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance
 
 if TYPE_CHECKING:
@@ -97,11 +97,12 @@ def baseline_warning(fitted: FittedRun, said: Collection[int]) -> str | None:
         return None
     learned, metric = fitted.kept_.learned, fitted.metric_
     unit = fitted.network_.objective.unit
+    sizes = fitted.kept_.clients.extra[SIZES].tolist()
     texts = []
     for k in clients:
         score = shown(learned.scores[k], metric, unit)
         baseline = shown(learned.baselines[k], metric, unit)
-        texts.append(f"{learned.names[k]} {score}, and not {baseline}")
+        texts.append(f"{learned.names[k]} {score} against {baseline} ({sizes[k]} samples)")
     tested = int(np.isfinite(fitted.scores_).sum())
     return (
         f"on their own test samples the models of {len(clients)} of {tested} clients are worse "
