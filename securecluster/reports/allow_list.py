@@ -160,7 +160,9 @@ PRIVACY: Rule = {
     # clusters in which clients trained alone
     "unshared_models": _all(UNCOVERED, "labels file"),
 }
-SCORES: Rule = _all(UNCOVERED, "before after per_cluster")
+SCORES: Rule = _all(
+    UNCOVERED, "before after per_cluster baseline baseline_per_cluster below_baseline"
+)
 RESULT: Rule = {
     **_all(
         PUBLIC,

@@ -226,6 +226,8 @@ class Cell(sweep_runner.Cell):
         Args:
             federation: the clients; None to deal them out.
         """
+        from securecluster.results.scores import study_scores
+
         federation = federation or dealt(self.simulation)
         protocol = self.variant.at(self.by, self.level)
         protocol.fit(federation, self.settings)
@@ -246,6 +248,7 @@ class Cell(sweep_runner.Cell):
             "pearson": _correlation(protocol.history_),
             protocol.metric_: _finite(protocol.scores_.mean()),
             f"worst_{protocol.metric_}": _finite(worst(protocol.scores_)),
+            **study_scores(protocol.kept_, federation.objective),
             "up": protocol.bytes_["up"],
             "down": protocol.bytes_["down"],
             "servers": protocol.bytes_["servers"],

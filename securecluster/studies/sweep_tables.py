@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from securecluster.commands.failures import Row
 from securecluster.core import atomic_files
+from securecluster.results.scores import SCORES
 from securecluster.studies import sweep_costs
 from securecluster.studies.pareto import efficient
 
@@ -67,13 +68,15 @@ class Threshold(NamedTuple):
     kind: str
 
 
-def columns(metric: str) -> tuple[str, ...]:
+def columns(metric: str, scores: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the columns of the table of runs.
 
     Args:
         metric: the name of the clients' score.
+        scores: names of further scores.
     """
-    return (*FIRST, metric, f"worst_{metric}", *LAST)
+    of_clients = (metric, f"worst_{metric}", f"{metric}_baseline", "below_baseline")
+    return (*FIRST, *of_clients, *scores, *LAST)
 
 
 def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
@@ -88,10 +91,12 @@ def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
     """
     ordered = sorted(rows, key=lambda row: int(row["run"]))
     together = {cost.unit: cost.epsilon for cost in sweep_costs.totals(ordered)}
-    names = columns(metric)
+    measured = {name for row in ordered for name in row.get("scores") or ()}
+    names = columns(metric, [name for name in SCORES if name in measured])
     lines = []
     for row in ordered:
-        line = {name: row.get(name) for name in names}
+        known = row | (row.get("scores") or {})
+        line = {name: known.get(name) for name in names}
         lines.append(line | {"epsilon_together": together.get(row["dp_unit"])})
     return lines
 
@@ -133,7 +138,9 @@ def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
             line[name] = interval.mean
             line[f"{name}_low"] = interval.low
             line[f"{name}_high"] = interval.high
-        for name in MEASURED:
+        optional = (f"{metric}_baseline", "below_baseline", *SCORES)
+        means = [name for name in optional if name in rows[0].keys() - line.keys()]
+        for name in (*means, *MEASURED):
             line[name] = _mean(done, name)
         lines.append(line)
     marks = zip(lines, efficient(lines, metric, higher), efficient(lines, "ari"), strict=True)
