@@ -810,6 +810,8 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     if arrays.prepare is not None:
         arrays = replace(arrays, categories=_of_arrays(arrays.prepare, feature_names, shape))
     scaling = _scaling(arrays, feature_names, shape)
+    if scaling is not None and scaling.categories:
+        _check_gaps(clients, splits, feature_names)
     shards = tuple(_shard(train_pair, test_pair, scaling) for train_pair, test_pair in splits)
     counted = arrays.classes is None and classes_of_labels(objective, names)
     class_fields: dict[str, Any] = {"class_names": names, "classes_counted": counted}
@@ -826,6 +828,21 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     )
     samples = [x for x, _ in pairs.values()]
     return federation, [*doubts, *_doubts(federation, arrays, samples)]
+
+
+def _check_gaps(
+    names: Iterable[str], splits: Sequence[tuple[Pair, Pair]], feature_names: Sequence[str] | None
+) -> None:
+    """Raise UsageError for samples that are infinite; those that are missing are filled.
+
+    Args:
+        names: of the clients.
+        splits: each client's training and held-out samples.
+        feature_names: of the columns, if they have some.
+    """
+    for name, pairs in zip(names, splits, strict=True):
+        for x, _ in pairs:
+            _check_finite(name, np.where(np.isnan(x), 0.0, x), feature_names)
 
 
 def _of_arrays(

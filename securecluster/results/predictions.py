@@ -89,7 +89,7 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     converted = values.astype(np.float64 if scaling is not None else DTYPES[config["dtype"]])
     if np.isinf(converted).any() or (np.isnan(converted).any() and not categories):
         raise UsageError("X has a value that is NaN or infinite: clean the samples first")
-    doubts = [] if seen is None else far_doubts(values, seen.numpy(), names)
+    doubts = [] if seen is None else far_doubts(values, seen.numpy(), names, categories)
     for doubt in doubts:
         warnings.warn(doubt, SecureClusterWarning, stacklevel=4)
     return torch.as_tensor(converted)
