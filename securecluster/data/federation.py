@@ -983,8 +983,10 @@ def _shard(train_pair: Pair, test_pair: Pair, scaling: Scaling | None) -> Shard:
         return Shard(x, y, x_test, y_test)
     seen = None
     if x.ndim == 2 and x.dtype.kind == "f":
-        # a column without a value has no range, and NaN is never outside of it
-        seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
+        seen = np.stack([x.min(axis=0), x.max(axis=0)]).astype(np.float64)
+        if np.isnan(seen).any():
+            # a column without a value has no range, and NaN is never outside of it
+            seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
     if scaling is None:
         return Shard(_single(x), y, _single(x_test), y_test, seen=seen)
     scale = scaling.scale_of(x)

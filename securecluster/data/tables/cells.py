@@ -242,18 +242,15 @@ def _plain(cells: Any) -> tuple[Any, str | None] | None:
         floats = cells.cast(arrow.float64())
     except arrow.ArrowInvalid:
         return None
-    values = floats.drop_null().to_numpy()
+    values = (floats.drop_null() if floats.null_count else floats).to_numpy()
     # not of NaN, which pyarrow reads as a number
-    in_doubt = not len(values) or not (values.min() >= -EXACT and values.max() <= EXACT)
-    if in_doubt:
+    is_exact = len(values) and values.min() >= -EXACT and values.max() <= EXACT
+    if not is_exact:
         return None
-    texts = cells.drop_null()
-    whole = texts.filter(arrow.array(values % 1 == 0))
-    whole = whole.filter(compute.starts_with(whole, "0"))
-    if compute.any(compute.match_substring_regex(whole, CODE)).as_py():
+    may_be_codes = (values == np.trunc(values)).any()
+    if may_be_codes and _first(compute.match_substring_regex(cells, CODE)) is not None:
         return None
-    has_point = compute.any(compute.match_substring(texts, ".")).as_py()
-    return floats, POINT if has_point else None
+    return floats, None if _first(compute.match_substring(cells, ".")) is None else POINT
 
 
 def mark_faults(marks: Mapping[str, str | None]) -> list[ColumnError]:
