@@ -29,7 +29,15 @@ from securecluster.data.datasets import MEANS, Source, is_bright, source
 from securecluster.data.facts import ClientFacts, Facts, Form, classes_of_labels
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
-from securecluster.data.scaling import Categories, Scale, Scaling, chosen_categories
+from securecluster.data.scaling import (
+    FIRST,
+    LAST,
+    NONE,
+    Categories,
+    Scale,
+    Scaling,
+    chosen_categories,
+)
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
@@ -377,7 +385,7 @@ class Federation:
                 each client's own is made like it. Gaps among numbers become the client's median, or
                 the middle of its bounds. It is a part of the model, as the scaling is.
             channels: "first" for images (channels, height, width), or "last" for (height, width,
-                channels), which become the former.
+                channels), as which predictions take them, too.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
@@ -881,6 +889,8 @@ def _scaling(
         shape: of a sample.
     """
     scaling = Scaling.chosen(arrays.scaling, names, shape, arrays.categories)
+    if arrays.channels == LAST:
+        scaling = replace(scaling or Scaling(NONE), channels=LAST)
     if scaling is not None and arrays.counted:
         scaling = replace(scaling, counted=True)
     if scaling is not None and arrays.objective.kind != Classification.kind:
@@ -923,9 +933,9 @@ def _channels_first(pairs: Mapping[str, Pair], channels: str) -> dict[str, Pair]
     Raises:
         UsageError: another word, or "last" for samples that are no images.
     """
-    if channels == "first":
+    if channels == FIRST:
         return dict(pairs)
-    if channels != "last":
+    if channels != LAST:
         raise UsageError(f"channels = {channels!r}: give 'first' or 'last'")
     transposed = {}
     for name, (x, y) in pairs.items():

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 FOLDER = Path(__file__).parent
-NUMBERS = ("fill", "source", "mark", "low", "high", "centre", "width")  # of a preparation
+NUMBERS = ("last", "fill", "source", "mark", "low", "high", "centre", "width")  # of a preparation
 
 
 class Prepared(nn.Module):
@@ -32,7 +32,7 @@ class Prepared(nn.Module):
             beyond `low` and `high`, if there are any, being cut off before; a feature of width 0
             was constant, and counts for nothing. Before all this, where there is `fill`, it stands
             in for NaN, and each feature is the column `source`, or 1 where that has the value
-            `mark`, if this is none.
+            `mark`, if this is none. With `last` images have their channels last.
         dtype: of the weights.
     """
 
@@ -52,12 +52,13 @@ class Prepared(nn.Module):
         self.dtype = dtype
         self.bounded = "low" in numbers
         self.fills = "fill" in numbers
+        self.turns = "last" in numbers
         for name, values in numbers.items():
             self.register_buffer(name, values)
 
     def prepared(self, x: torch.Tensor) -> torch.Tensor:
         """Return samples (n, …) as the network takes them; give large numbers as doubles."""
-        x = x.double()
+        x = x.movedim(-1, 1).double() if self.turns else x.double()
         if self.fills:
             x = torch.where(x.isnan(), self.fill, x)[:, self.source.long()]
             x = torch.where(self.mark.isnan(), x, (x == self.mark).double())

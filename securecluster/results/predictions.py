@@ -77,7 +77,7 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     categories = () if scaling is None else scaling.categories
     names = config.get("feature_names")
     values = _values(x, names, categories)
-    shape = (len(categories),) if categories else tuple(config["shape"])
+    shape = tuple(config["shape"]) if scaling is None else scaling.given_shape(config["shape"])
     if values.shape[1:] != shape:
         raise UsageError(
             f"X {values.shape} has samples of shape {values.shape[1:]}, and the run's are "
