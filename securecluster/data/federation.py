@@ -29,7 +29,15 @@ from securecluster.data.datasets import MEANS, Source, is_bright, source
 from securecluster.data.facts import TASK_OF_DATA, ClientFacts, Facts, Form, classes_of_labels
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
-from securecluster.data.scaling import Categories, Scale, Scaling, chosen_categories
+from securecluster.data.scaling import (
+    FIRST,
+    LAST,
+    NONE,
+    Categories,
+    Scale,
+    Scaling,
+    chosen_categories,
+)
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
@@ -406,7 +414,7 @@ class Federation:
                 each client's own is made like it. Gaps among numbers become the client's median, or
                 the middle of its bounds. It is a part of the model, as the scaling is.
             channels: "first" for images (channels, height, width), or "last" for (height, width,
-                channels), which become the former.
+                channels), as which predictions take them, too.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
@@ -881,6 +889,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
         arrays = replace(arrays, categories=_of_arrays(arrays.prepare, feature_names, shape))
     scaling = _scaling(arrays, feature_names, shape)
     objective = _with_scale(objective, scaling)
+    _check_gaps(scaling, clients, splits, feature_names)
     shards = tuple(_shard(*pair, scaling, objective) for pair in splits)
     if arrays.weights is not None:
         shards = _weighted(arrays, pairs, test_pairs, shards, randomness)
@@ -899,6 +908,27 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     )
     samples = [x for x, _ in pairs.values()]
     return federation, [*doubts, *_doubts(federation, arrays, samples)]
+
+
+def _check_gaps(
+    scaling: Scaling | None,
+    names: Iterable[str],
+    splits: Sequence[tuple[Pair, Pair]],
+    feature_names: Sequence[str] | None,
+) -> None:
+    """Raise UsageError for samples that are infinite, where those that are missing are filled.
+
+    Args:
+        scaling: of the features, or None.
+        names: of the clients.
+        splits: each client's training and held-out samples.
+        feature_names: of the columns, if they have some.
+    """
+    if scaling is None or not scaling.categories:
+        return
+    for name, pairs in zip(names, splits, strict=True):
+        for x, _ in pairs:
+            _check_finite(name, np.where(np.isnan(x), 0.0, x), feature_names)
 
 
 def _of_arrays(
@@ -937,6 +967,8 @@ def _scaling(
         shape: of a sample.
     """
     scaling = Scaling.chosen(arrays.scaling, names, shape, arrays.categories)
+    if arrays.channels == LAST:
+        scaling = replace(scaling or Scaling(NONE), channels=LAST)
     if scaling is not None and arrays.counted:
         scaling = replace(scaling, counted=True)
     if scaling is not None and arrays.objective.sequential:
@@ -979,9 +1011,9 @@ def _channels_first(pairs: Mapping[str, Pair], channels: str) -> dict[str, Pair]
     Raises:
         UsageError: another word, or "last" for samples that are no images.
     """
-    if channels == "first":
+    if channels == FIRST:
         return dict(pairs)
-    if channels != "last":
+    if channels != LAST:
         raise UsageError(f"channels = {channels!r}: give 'first' or 'last'")
     transposed = {}
     for name, (x, y) in pairs.items():
@@ -1078,8 +1110,10 @@ def _shard(
         return Shard(x, y, x_test, y_test)
     seen = None
     if x.ndim == 2 and x.dtype.kind == "f":
-        # a column without a value has no range, and NaN is never outside of it
-        seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
+        seen = np.stack([x.min(axis=0), x.max(axis=0)]).astype(np.float64)
+        if np.isnan(seen).any():
+            # a column without a value has no range, and NaN is never outside of it
+            seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
     if scaling is None:
         return Shard(_single(x), y, _single(x_test), y_test, seen=seen, target=target)
     scale = scaling.scale_of(x)

@@ -19,6 +19,7 @@ from securecluster.errors import UsageError
 
 Array: TypeAlias = NDArray[Any]
 NONE, CLIENT, BOUNDS = "none", "client", "bounds"
+FIRST, LAST = "first", "last"  # axes of images' channels
 AUTO = "auto"  # a preparation that finds categories itself
 Categories: TypeAlias = tuple[str | float, ...] | None  # of a column; None for numbers
 
@@ -86,13 +87,16 @@ class Scaling:
 
     Args:
         kind: "client": each client by its own mean and standard deviation; "bounds": from public
-            bounds to −1 … 1, with values beyond them cut off.
+            bounds to −1 … 1, with values beyond them cut off; "none": as they are, of images whose
+            channels come last.
         low: lower bound of each feature, or one of all of them; empty for "client".
         high: upper bounds.
         categories: of each column of a table whose gaps are filled: numbers are filled by the
             client's own median, or the middle of the bounds, and each category becomes a feature,
             which is 1 where a row has it; empty where samples have no gaps.
         counted: whether categories were found in the clients' rows, and not given.
+        channels: axis of images' channels as clients have them, "first" or "last"; networks take
+            them first.
     """
 
     kind: str
@@ -100,6 +104,7 @@ class Scaling:
     high: tuple[float, ...] = ()
     categories: tuple[Categories, ...] = ()
     counted: bool = field(default=False, compare=False)
+    channels: str = FIRST
 
     @classmethod
     def chosen(
@@ -153,6 +158,8 @@ class Scaling:
         """Return the scale of all clients; None where each has its own."""
         if self.kind == CLIENT:
             return None
+        if self.kind == NONE:
+            return Scale((0.0,), (1.0,))
         low, high = np.asarray(self.low), np.asarray(self.high)
         centre = (low + high) / 2
         fill: tuple[float, ...] = ()
@@ -236,7 +243,7 @@ class Scaling:
 
     def bounded(self, samples: Array) -> Array:
         """Return samples (n, …) with values beyond the bounds cut off; all of them for "client"."""
-        if self.kind == CLIENT or not samples.size:
+        if self.kind != BOUNDS or not samples.size:
             return samples
         bounded: Array = np.clip(samples, self.low, self.high)
         return bounded
@@ -275,7 +282,19 @@ class Scaling:
         if self.categories:
             content["categories"] = [names and list(names) for names in self.categories]
             content["counted"] = self.counted
+        if self.channels != FIRST:
+            content["channels"] = self.channels
         return content
+
+    def given_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a sample as clients have it.
+
+        Args:
+            shape: as networks take it.
+        """
+        if self.categories:
+            return (len(self.categories),)
+        return (*shape[1:], shape[0]) if self.channels == LAST else tuple(shape)
 
     @classmethod
     def read(cls, value: Any) -> Scaling | None:
@@ -288,9 +307,12 @@ class Scaling:
             return None
         low, high = (tuple(map(float, value.get(name, ()))) for name in ("low", "high"))
         categories = tuple(_categories(names) for names in value.get("categories", ()))
-        if value["kind"] not in (CLIENT, BOUNDS) or len(low) != len(high):
+        channels = value.get("channels", FIRST)
+        kinds = (CLIENT, BOUNDS, *([NONE] if channels == LAST else []))
+        if value["kind"] not in kinds or len(low) != len(high) or channels not in (FIRST, LAST):
             raise ValueError("no scaling")
-        return cls(value["kind"], low, high, categories, bool(value.get("counted", False)))
+        counted = bool(value.get("counted", False))
+        return cls(value["kind"], low, high, categories, counted, channels)
 
 
 def _categories(names: Any) -> Categories:

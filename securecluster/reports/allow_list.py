@@ -99,7 +99,7 @@ NETWORK: Rule = {
         "width latents shared phi signature_kind",
     ),
     "objective": _all(PUBLIC, "kind metres loss delta bounds standardised"),
-    "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted")),
+    "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted channels")),
     "chosen": OPTIONS,
     # clients' numbers of samples
     **_all(UNCOVERED, "sizes signature_sizes most_samples"),

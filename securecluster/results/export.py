@@ -299,8 +299,7 @@ def _write_onnx(
     objective = fitted.network_.objective
     # two samples: exporters take an axis of one for constant
     scaling = Scaling.read(config.get("scaling"))
-    columns = len(scaling.categories) if scaling is not None else 0
-    shape = (columns,) if columns else config["shape"]
+    shape = config["shape"] if scaling is None else scaling.given_shape(config["shape"])
     samples = torch.zeros(2, *shape, dtype=getattr(torch, config["dtype"]))
     if objective.kind == Language.kind:
         samples = samples.long()

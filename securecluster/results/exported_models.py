@@ -22,7 +22,8 @@ from torch import nn
 FOLDER = Path(__file__).parent
 # of a preparation
 NUMBERS = (
-    "fill", "source", "mark", "low", "high", "centre", "width", "target_centre", "target_width",
+    "last", "fill", "source", "mark", "low", "high", "centre", "width", "target_centre",
+    "target_width",
 )  # fmt: skip
 
 
@@ -35,8 +36,8 @@ class Prepared(nn.Module):
             beyond `low` and `high`, if there are any, being cut off before; a feature of width 0
             was constant, and counts for nothing. Before all this, where there is `fill`, it stands
             in for NaN, and each feature is the column `source`, or 1 where that has the value
-            `mark`, if this is none. Outputs of a regression are in the targets' own numbers,
-            times `target_width` plus `target_centre`.
+            `mark`, if this is none. With `last` images have their channels last. Outputs of a
+            regression are in the targets' own numbers, times `target_width` plus `target_centre`.
         dtype: of the weights.
     """
 
@@ -60,11 +61,14 @@ class Prepared(nn.Module):
         self.fills = "fill" in numbers
         self.scales = "centre" in numbers
         self.restores = "target_centre" in numbers
+        self.turns = "last" in numbers
         for name, values in numbers.items():
             self.register_buffer(name, values)
 
     def prepared(self, x: torch.Tensor) -> torch.Tensor:
         """Return samples (n, …) as the network takes them; give large numbers as doubles."""
+        if self.turns:
+            x = x.movedim(-1, 1)
         if not self.scales:
             return x.to(self.dtype)
         x = x.double()

@@ -17,7 +17,7 @@ import numpy as np
 from securecluster.core import atomic_files, manifest
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import plain, typed
-from securecluster.data.scaling import Scale, Scaling
+from securecluster.data.scaling import LAST, Scale, Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Regression, objective
 from securecluster.results.fitted_state import FittedState
@@ -144,6 +144,8 @@ def _of_samples(config: Mapping[str, Any], own: Numbers | None) -> dict[str, Any
     numbers: dict[str, Any] = {"centre": scale.centre, "width": scale.width}
     if scaling.categories:
         numbers |= {"fill": scale.fill, "source": scaling.sources, "mark": scaling.marks}
+    if scaling.channels == LAST:
+        numbers["last"] = 1
     if scaling.low:
         numbers |= {"low": scaling.low, "high": scaling.high}
     return numbers
