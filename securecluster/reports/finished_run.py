@@ -237,9 +237,9 @@ def command_of(run: FinishedRun) -> str | None:
         run: the run.
 
     Returns:
-        None where data or options are from Python.
+        None where data or options are from Python, or a callback stopped it.
     """
-    if run.config["simulation"] is None:
+    if run.config["simulation"] is None or "stopped" in run.result:
         return None
     words = ["securecluster", "run", run.config["protocol"]["name"]]
     simulation = Simulation(**run.config["simulation"])

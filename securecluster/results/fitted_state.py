@@ -15,7 +15,7 @@ from securecluster.parties.program import UNKNOWN
 from securecluster.privacy import run_secret
 from securecluster.protections.occupancy import Occupancy
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.run import Line
+from securecluster.runtime.run import Line, Stop
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class FittedSummary:
     named_draws: bool = False  # clients drew by their names; by their positions in versions before
     # what the members of hidden sums moved; None where nobody counts it, on many machines
     occupancy: Occupancy | None = None
+    stopped: Stop | None = None  # why it ended before its last round
 
 
 @dataclass
