@@ -1,7 +1,7 @@
 """The code blocks of the documents: `command WORD` prints the README's shell block that mentions
 WORD, `blocks` runs those of Python and of the shell in the README and in docs/*.md, and
-`blocks PAGE` those of one page. Pages that need Flower, and blocks that import what is optional, are
-left out where it is not installed.
+`blocks PAGE` those of one page. Pages that need Flower, and blocks that import what is optional,
+are left out where it is not installed.
 """
 
 from __future__ import annotations

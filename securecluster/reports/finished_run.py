@@ -93,7 +93,7 @@ def open_run(
         config=config,
         result=result,
         history=checked_lines(folder / LEARNED, stored.learned.history),
-        protocol=protocol or _protocol(folder, config),
+        protocol=protocol or protocol_of(folder, config),
         ledger=_ledger(folder, stored),
         server_state=stored.server,
     )
@@ -119,7 +119,7 @@ def _not_ended(folder: Path, config: RunConfig) -> UsageError:
     )
 
 
-def _protocol(folder: Path, config: RunConfig) -> ClusteringProtocol:
+def protocol_of(folder: Path, config: RunConfig) -> ClusteringProtocol:
     """Return the run's protocol without objects of the user's own.
 
     Raises:
