@@ -16,6 +16,7 @@ from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import structured, unpack
 from securecluster.errors import RunFolderError
 from securecluster.folders import run_folder
+from securecluster.folders.schemas import Result
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY
 from securecluster.messaging.transcript import Entry, load_entries
 from securecluster.privacy.dp.ledger import Event
@@ -75,12 +76,13 @@ class RunStatus:
         names = config["clients"]
         entries = load_entries(folder / run_folder.TRANSCRIPT)
         answered, silent = _of_last_round(entries, names)
-        ended = run_folder.finished(folder)
-        epsilon = _of_result(folder) if ended else _so_far(folder, config["network"]["delta"])
+        result = run_folder.result_of(folder) if run_folder.finished(folder) else None
+        sent: Any = result["bytes"] if result else last  # beside rounds there are calls at the end
+        epsilon = _of_result(result) if result else _so_far(folder, config["network"]["delta"])
         target = method.privacy.target_epsilon
         return cls(
             protocol=method.name,
-            state=_state(folder, ended),
+            state=_state(folder, result),
             round=last["round"],
             rounds=int(method.total_rounds),
             answered=answered if entries else None,
@@ -88,8 +90,8 @@ class RunStatus:
             epsilon=None if epsilon is None or math.isinf(epsilon) else epsilon,
             known=epsilon is not None,
             left=None if target is None or epsilon is None else max(0.0, target - epsilon),
-            up=last["up"],
-            down=last["down"],
+            up=sent["up"],
+            down=sent["down"],
             refusal=_last_refusal(entries, names),
         )
 
@@ -100,10 +102,10 @@ def _lines(path: Path, decode: Any) -> list[Any]:
     return manifest.read_lines(path, data, decode)
 
 
-def _state(folder: Path, ended: bool) -> str:
+def _state(folder: Path, result: Result | None) -> str:
     """Return in words whether a run goes on."""
-    if ended:
-        stopped = run_folder.result_of(folder).get("stopped")
+    if result is not None:
+        stopped = result.get("stopped")
         return f"{ENDED}, stopped by {stopped['reason']}" if stopped else ENDED
     return UNDER_WAY if run_folder.is_being_written(folder) else STOPPED
 
@@ -133,9 +135,9 @@ def _last_refusal(entries: list[Entry], names: list[str]) -> tuple[str, str, int
     return None
 
 
-def _of_result(folder: Path) -> float:
+def _of_result(result: Result) -> float:
     """Return ε of a run that has ended."""
-    epsilon = run_folder.result_of(folder)["privacy"]["epsilon"]
+    epsilon = result["privacy"]["epsilon"]
     return math.inf if epsilon is None else epsilon
 
 
