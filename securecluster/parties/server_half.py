@@ -28,7 +28,7 @@ from securecluster.parties.labels import checked_labels
 from securecluster.parties.method import Method
 from securecluster.privacy.dp.ledger import Event, Recall
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.run import Appended, CheckpointPart, Line, Run
+from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, Stop
 from securecluster.runtime.transport import Recorded, Replay, Transport
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ServerHalf:
         folder: Path | None = None,
         components: Mapping[str, CheckpointPart] | None = None,
         observe: Callable[[Any], Line] = lambda state: {},
-        report: Callable[[Line], None] = lambda line: None,
+        report: Callable[[Line], str | None] = lambda line: None,
     ) -> Run:
         """Return the run, at its last checkpoint if the folder has one.
 
@@ -105,7 +105,7 @@ class ServerHalf:
             folder: where to write checkpoints; None stores everything in memory.
             components: of other components, which checkpoints have beside the server's own.
             observe: measures the state after each round, outside the protocol.
-            report: called with the history line of each round.
+            report: called with the history line of each round; returns a reason to stop, or None.
         """
         run = Run(
             folder,
@@ -273,6 +273,7 @@ def replayed(  # noqa: PLR0913 (what a replay is made of)
     observe: Callable[[VerbOutcome], None] | None = None,
     secrets: Randomness | None = None,
     key: bytes | None = None,
+    stopped: Stop | None = None,
 ) -> tuple[Any, ChannelState]:
     """Run the server alone against a recorded transcript.
 
@@ -286,6 +287,7 @@ def replayed(  # noqa: PLR0913 (what a replay is made of)
         secrets: secret random streams of the run; None derives them from the seed, as runs with
             `keys_from_seed` do.
         key: of a deployed server, from which its noise follows; None in a simulation.
+        stopped: after which round it was stopped; None if it was not.
 
     Returns:
         The server's final state, and that of its channel, which contains the ledger.
@@ -302,6 +304,7 @@ def replayed(  # noqa: PLR0913 (what a replay is made of)
     net.observe = observe
     half = ServerHalf(server, net, transcript)
     run = Run(begin=half.begin_round)
+    run.stopped = stopped
     with (
         warnings.catch_warnings(),
         torch.inference_mode(False),

@@ -183,6 +183,7 @@ RESULT: Rule = {
     **dict.fromkeys(("dropped", "never_seen"), Each(UNCOVERED, named=True)),
     "refused": Each(Each(UNCOVERED, named=True), named=True),
     "fallback": {"nodes": UNCOVERED, "losses": Each(Each(UNCOVERED, named=True))},
+    "stopped": _all(UNCOVERED, "round reason"),
     "power": {
         **_all(UNCOVERED, "summary clusters training sentences warning"),
         "releases": Each(

@@ -587,6 +587,7 @@ class FittedRun:
             outcomes.append,
             self.kept_.secrets(),
             self.kept_.key,
+            learned.stopped,
         )
         return outcomes
 

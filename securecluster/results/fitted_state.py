@@ -15,7 +15,7 @@ from securecluster.parties.program import UNKNOWN
 from securecluster.privacy import run_secret
 from securecluster.protections.occupancy import Occupancy
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.run import Line
+from securecluster.runtime.run import Line, Stop
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class FittedSummary:
     # the same metric of answers that know each client's training targets alone; empty where nobody
     # measures them, on many machines and in versions before
     baselines: list[float] = field(default_factory=list)
+    stopped: Stop | None = None  # why it ended before its last round
 
 
 @dataclass

@@ -71,6 +71,10 @@ SHARES = (
     "the server, which knows the shares of those that do, and where it names the same survivors to "
     "all of them: else it may read a sum over fewer"
 )
+STOPPED = (
+    "a callback that saw the observer's scores stopped the run: when it did is in no epsilon, "
+    "which counts what was released as if this number of rounds had been chosen beforehand"
+)
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "
     "release of its own",
@@ -363,6 +367,8 @@ def _not_covered_by_noise(fitted: FittedRun, rows: Sequence[Row]) -> list[str]:
     if noised:
         words = OF_NODES if fitted.kept_.of_server else IN_SIMULATION
         limits += [sentence.format(**words) for sentence in NOISED]
+    if noised and fitted.kept_.learned.stopped is not None:
+        limits.append(STOPPED)
     mechanisms = {event.mechanism for event in ledger.events}
     if "skellam" in mechanisms:
         limits.append(SHARES)
