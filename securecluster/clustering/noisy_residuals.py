@@ -36,8 +36,6 @@ STEPS = 30  # of k-means, at most
 # what a parameter of a cluster costs, at least: with few clients, the best of many partitions gains
 # more than log m; found by trial
 LEAST_COST = 3.0
-# factor of the stated variances, at least
-LEAST_FACTOR = 0.01
 MOST_CLUSTERS = 16  # that are tried where their number is not given
 TINY = 1e-300  # divides by zero sums
 
@@ -185,6 +183,27 @@ def designs(ratios: Array, directions: Array) -> Array:
     return np.asarray(np.einsum("iy,ayw,byw->iab", ratios, directions, directions, optimize=True))
 
 
+def information_criterion(loss: float, labels: Labels, k: int, width: int) -> float:
+    """Return minus twice the likelihood of rows and labels, and what k clusters cost.
+
+    This is the integrated classification likelihood (Biernacki, Celeux and Govaert 2000). What
+
+    Args:
+        loss: sum of squares of rows from their clusters', over their variances.
+        labels: (m,) of the clusters.
+        k: number of clusters.
+        width: numbers of a row.
+    """
+    m = len(labels)
+    factor = max(1.0, loss / ((m - k) * width))
+    sizes = np.bincount(labels)
+    sizes = sizes[sizes > 0]
+    of_labels = -2 * float(sizes @ np.log(sizes / m))
+    of_rows: float = m * width * math.log(factor) + loss / factor
+    cost = max(math.log(m), LEAST_COST)
+    return of_rows + of_labels + cost * k * width
+
+
 @dataclass(frozen=True)
 class NoisyResiduals:
     """Coordinates of clients with noise of a known size, and their designs.
@@ -284,37 +303,14 @@ class NoisyResiduals:
         """Return labels by the number of clusters of least information criterion."""
         m = len(self.values)
         labels = np.zeros(m, dtype=np.int64)
-        best = self._criterion(self._loss(labels, 1), labels, 1)
+        width = self.values.shape[1]
+        best = information_criterion(self._loss(labels, 1), labels, 1, width)
         for k in range(2, min(MOST_CLUSTERS, m // 2) + 1):
             loss, candidate = self._best(k, seed)
-            criterion = self._criterion(loss, candidate, k)
+            criterion = information_criterion(loss, candidate, k, width)
             if criterion < best:
                 best, labels = criterion, candidate
         return relabel(labels.tolist())
-
-    def _criterion(self, loss: float, labels: Labels, k: int) -> float:
-        """Return minus twice the likelihood of rows and labels, and what k clusters cost.
-
-        This is the integrated classification likelihood (Biernacki, Celeux and Govaert 2000). What
-        sampling adds is an estimate, so variances may differ from those stated by a common factor,
-        which is the likeliest one at which they are no smaller than the noise.
-
-        Args:
-            loss: sum of squares of rows from their clusters', over their variances.
-            labels: (m,) of the clusters.
-            k: number of clusters.
-        """
-        m, width = self.values.shape
-        numbers = m * width
-        minimum = max(LEAST_FACTOR, float(np.mean(self.noise / self.variances)))
-        factor = max(minimum, loss / ((m - k) * width))
-        sizes = np.bincount(labels)
-        sizes = sizes[sizes > 0]
-        of_labels = -2 * float(sizes @ np.log(sizes / m))
-        of_rows: float = numbers * math.log(factor) + loss / factor
-        cost = max(math.log(m), LEAST_COST)
-        criterion: float = of_rows + of_labels + cost * k * width
-        return criterion
 
     def _best(self, k: int, seed: int) -> tuple[float, Labels]:
         """Return the least sum of squares over their variances that was found, and its labels.
