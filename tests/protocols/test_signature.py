@@ -11,9 +11,10 @@ import pytest
 import torch
 from cases import DOUBLE, FULL, serve
 
-from securecluster import CFL, Federation, Iid, LabelSwap, Tasks
+from securecluster import CFL, Dirichlet, Federation, Iid, LabelSwap, Pathological, Tasks
 from securecluster.clustering.labels import relabel
 from securecluster.core.randomness import Randomness
+from securecluster.data.scenarios import Scenario
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Shared
 from securecluster.models.objectives import Language
@@ -256,6 +257,26 @@ def test_shares_of_classes_choose_the_kind(noise: float, shares: str, kind: str)
     fitted = made(signature_noise=noise).fit(replace(federation, shards=tuple(shards), recipe=None))
     assert "send_class_sums" in fitted.bytes_["by_message"]
     assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == kind
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        Tasks(),
+        Pathological(clusters=3, overlap=True),
+        Dirichlet(clusters=3, overlap=True),
+        LabelSwap(3),
+    ],
+    ids=lambda one: one.name,
+)
+def test_less_noise_loses_no_clusters(scenario: Scenario) -> None:
+    """All scenarios, by ε and with intervals: `benchmarks.private.monotone`."""
+    federation = Federation.simulate("digits", scenario=scenario, clients=12, samples=80, seed=0)
+    found = []
+    for noise in (2.0, 0.5, 0.1, 0.02):
+        fitted = made(k=None, signature_noise=noise).fit(federation)
+        found.append((fitted.agreement_ or {})["ari"])
+    assert found == sorted(found) and found[-1] == 1
 
 
 def test_clusters_of_shares_that_a_run_mixes_are_said() -> None:

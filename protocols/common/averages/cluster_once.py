@@ -175,7 +175,9 @@ class ClusterOnce(ClusteringProtocol):
         # A client without a signature needs a model, and most clients share this one.
         default = largest(labels)
         all_labels = [label_of.get(i, default) for i in net.clients]
-        own = {field.name: getattr(collected, field.name) for field in dataclasses.fields(collected)}
+        own = {
+            field.name: getattr(collected, field.name) for field in dataclasses.fields(collected)
+        }
         return Signatures(**own, labels=all_labels)
 
     def collect_signatures(

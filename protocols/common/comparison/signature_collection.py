@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from securecluster.clustering import noisy_residuals, noisy_rows
-from securecluster.clustering.share_clusters import share_clusters
 from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty, Rows, Shared
@@ -130,7 +129,7 @@ class _ClassSums:
     @cached_property
     def by_shares(self) -> list[int]:
         """Return the clusters of clients' shares, (m,)."""
-        return share_clusters(self.blocks[:, :, -1], self.deviations, self.examples)
+        return noisy_residuals.share_clusters(self.blocks[:, :, -1], self.deviations, self.examples)
 
     @property
     def crowd(self) -> noisy_residuals.CrowdMeans:
@@ -230,10 +229,10 @@ def _chosen(plan: signature_plan.SignaturePlan, sums: _ClassSums) -> str:
     """Return the kind of signatures that suits clients' shares of classes.
 
     Where shares form clusters, sketches show these, and what else clients differ in; residuals and
-    blocks do not, the less the smaller the noise. Shares were released already. Without noise, residuals find most where shares are equal and clients many, and blocks in all
-    other cases. With noise, residuals find no less than sketches do, whatever the shares are. But
-    where it is so large beside the classes that their shares cannot be read, neither can the means
-    of classes.
+    blocks do not, the less the smaller the noise. Shares were released already. Without noise,
+    residuals find most where shares are equal and clients many, and blocks in all other cases. With
+    noise, residuals find no less than sketches do, where shares form no clusters. But where it is
+    so large beside the classes that their shares cannot be read, neither can the means of classes.
 
     Args:
         plan: of the signatures.

@@ -284,7 +284,8 @@ def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
 def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> None:
     (plain, expected, *_), (state, models, *_) = (
-        served(IFCA(k=2, starts=3, start_rounds=2, rounds=12, mask=m), small) for m in ("none", mask)
+        served(IFCA(k=2, starts=3, start_rounds=2, rounds=12, mask=m), small)
+        for m in ("none", mask)
     )
     assert (
         state.running.choice == plain.running.choice
