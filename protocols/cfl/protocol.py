@@ -66,6 +66,10 @@ class CFLState:
     fallback_models: parameter_tree.FallbackResult | None = None
     signatures: signature_collection.Collected | None = None  # what α compares in place of updates
 
+    def doubt(self, method: fl.ClusteringProtocol) -> str | None:
+        """Return a sentence where clients' shares of classes contradict the clusters."""
+        return None if self.signatures is None else self.signatures.doubt(self.labels)
+
 
 @dataclass(kw_only=True)
 class SumsOfSplits(fl.SumOptions):
