@@ -453,11 +453,12 @@ def _list(argv: list[str]) -> int:
         with output():
             compatibility.show()
         return 0
-    from securecluster.data import SCENARIOS, SOURCES
+    from securecluster.data import SCENARIOS
+    from securecluster.data.datasets import source_names
     from securecluster.privacy.masking.masks import mask_names
 
     rows: dict[str, Iterable[str]] = {
-        "data": SOURCES,
+        "data": source_names(),
         "scenarios": SCENARIOS,
         "models": MODELS,
         "masks": mask_names(),

@@ -43,6 +43,7 @@ from securecluster.data.user_arrays import (
     read_pair,
     scaled_targets,
     stream,
+    weights_of,
 )
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import (
@@ -80,6 +81,7 @@ class Shard:
         seen: the smallest and the largest value of each column of a table to train on, before the
             scale (2, k), which tell of this client's data; None for samples that are no table.
         target: scale that the client standardised its targets by; None for other targets.
+        weights: factors of the losses of the samples to train on (n,), taken as public; None for 1.
     """
 
     x: NDArray[Any]
@@ -89,6 +91,7 @@ class Shard:
     scale: Scale | None = None
     seen: NDArray[Any] | None = field(default=None, compare=False)
     target: Scale | None = None
+    weights: NDArray[np.float64] | None = None
 
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
@@ -353,6 +356,7 @@ class Federation:
         test: Mapping[Any, Any] | list[Any] | None = None,
         truth: Any = None,
         objective: Objective | str = CLASSIFICATION,
+        weights: Mapping[Any, Any] | list[Any] | None = None,
         classes: int | Sequence[Any] | None = None,
         scaling: Any = "none",
         prepare: Any = None,
@@ -378,6 +382,9 @@ class Federation:
                 samples, or the last fifth of sequences.
             truth: true cluster of each client by its name, a Series will do, or a list; None if it
                 is unknown.
+            weights: factors (n,) of the losses of each client's samples in training by the same
+                names, from 0; None is 1 for all. They are taken as public, and scores count every
+                sample the same.
             objective: of training. For `Regression()` y is one number a sample (n,) or several
                 (n, k), for `MultiLabel()` several labels 0 or 1 (n, k), and for `Binary()` labels
                 of two classes; "regression", "regression:huber", "multilabel" and "binary" are the
@@ -417,6 +424,7 @@ class Federation:
             scaling=scaling,
             channels=channels,
             prepare=chosen_categories(prepare),
+            weights=weights,
         )
         return _warned(*_from_user_arrays(arrays, seed))
 
@@ -469,6 +477,7 @@ class Federation:
         client: str | None = None,
         label: str | Sequence[str],
         truth: str | None = None,
+        weight: str | None = None,
         feature_columns: Sequence[str] | None = None,
         drop_columns: Sequence[str] = (),
         missing: Sequence[str] | None = None,
@@ -489,6 +498,7 @@ class Federation:
                 grouped by.
             label: column with the labels, or several columns of targets.
             truth: column with each client's true cluster, one value per client, or None.
+            weight: column with each row's weight in training, as in `from_arrays`, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
             missing: texts that stand for missing values beside empty cells; None is "?", "-", "NA"
@@ -524,6 +534,7 @@ class Federation:
             missing,
             chosen_categories(prepare),
             task_of(task),
+            weight,
         )
         names = class_names.given_names(classes)
         read = read_clients(frame_table(table), roles, names)
@@ -537,6 +548,7 @@ class Federation:
         client_column: str,
         label_column: str | Sequence[str],
         truth_column: str | None = None,
+        weight_column: str | None = None,
         feature_columns: Sequence[str] | None = None,
         drop_columns: Sequence[str] = (),
         missing: Sequence[str] | None = None,
@@ -567,6 +579,7 @@ class Federation:
                 file without the ending, and `@folder` that of its folder.
             label_column: column with the labels, or several of targets, as a list or with commas.
             truth_column: column with each client's true cluster, one value per client, or None.
+            weight_column: column with each row's weight in training, as in `from_arrays`, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
             missing: as in `from_frame`.
@@ -593,6 +606,7 @@ class Federation:
             missing,
             chosen_categories(prepare),
             task_of(task),
+            weight_column,
         )
         return _warned(*_from_files(Path(path), roles, classes, scaling, seed))
 
@@ -724,6 +738,7 @@ class _UserArrays:
         categories: of each column, where gaps are filled.
         counted: whether some categories were found in the rows.
         prepare: categories of columns by their names, where gaps of arrays are filled, or None.
+        weights: as in `Federation.from_arrays`.
     """
 
     clients: Any
@@ -738,6 +753,7 @@ class _UserArrays:
     categories: tuple[Categories, ...] = ()
     counted: bool = False
     prepare: dict[str, Categories] | None = None
+    weights: Any = None
 
 
 def _warned(federation: Federation, doubts: Sequence[str]) -> Federation:
@@ -772,6 +788,7 @@ def _from_files(
         "client_column": roles.client,
         "label_column": roles.label if isinstance(roles.label, str) else ",".join(roles.label),
         "truth_column": roles.truth,
+        "weight_column": roles.weight,
         "feature_columns": roles.features,
         "drop_columns": roles.drop,
         "missing": roles.missing,
@@ -813,6 +830,7 @@ def _from_columns(
         scaling=scaling,
         categories=read.categories,
         counted=read.counted,
+        weights=read.weights,
     )
     names = class_names.unless_plain(read.classes)
     counted = read.task_counted or (not classes_named and classes_of_labels(trained, names))
@@ -863,7 +881,9 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
         arrays = replace(arrays, categories=_of_arrays(arrays.prepare, feature_names, shape))
     scaling = _scaling(arrays, feature_names, shape)
     objective = _with_scale(objective, scaling)
-    shards = tuple(_shard(*pairs, scaling, objective) for pairs in splits)
+    shards = tuple(_shard(*pair, scaling, objective) for pair in splits)
+    if arrays.weights is not None:
+        shards = _weighted(arrays, pairs, test_pairs, shards, randomness)
     counted = arrays.classes is None and classes_of_labels(objective, names)
     class_fields: dict[str, Any] = {"class_names": names, "classes_counted": counted}
     federation = Federation(
@@ -1067,6 +1087,43 @@ def _shard(
     return Shard(x, y, x_test, y_test, scale, seen, target)
 
 
+def _weighted(
+    arrays: _UserArrays,
+    pairs: Mapping[str, Pair],
+    test_pairs: Mapping[str, Pair],
+    shards: Sequence[Shard],
+    randomness: Randomness,
+) -> tuple[Shard, ...]:
+    """Return clients' samples with the weights of those to train on.
+
+    Args:
+        arrays: as the user gave them, with weights.
+        pairs: all samples of each client by its name, or those to train on.
+        test_pairs: held-out samples of each client, where they were given.
+        shards: the samples as they were dealt into those to train on and those held out.
+        randomness: of the federation.
+
+    Raises:
+        UsageError: other clients or numbers of samples, or weights that are none.
+    """
+    numbered = isinstance(arrays.clients, list)
+    given = by_name("weights", arrays.weights, numbered)
+    _check_same_clients("weights", given, pairs)
+    keys = [key for key, _ in keyed("clients", arrays.clients, numbered)]
+    weighted = []
+    for (name, (_, y)), key, shard in zip(pairs.items(), keys, shards, strict=True):
+        weights = weights_of(name, given[name], len(y))
+        if name not in test_pairs:
+            # dealt like the samples: rows stand in their place
+            rows = np.arange(len(y))[:, None]
+            (rows, _), _ = own_samples(
+                name, (rows, y), None, arrays.objective, randomness, stream(key)
+            )
+            weights = weights[rows[:, 0].astype(np.int64)]
+        weighted.append(replace(shard, weights=weights))
+    return tuple(weighted)
+
+
 def _single(samples: NDArray[Any]) -> NDArray[Any]:
     """Return samples with floats in single precision."""
     if samples.dtype != np.float64:
@@ -1187,7 +1244,10 @@ def _default(data: Source) -> Scenario:
 def fingerprint(shard: Shard) -> bytes:
     """Return a hash of one client's samples."""
     digest = hashlib.blake2b(digest_size=16)
-    for array in (shard.x, shard.y, shard.x_test, shard.y_test):
+    arrays = [shard.x, shard.y, shard.x_test, shard.y_test]
+    if shard.weights is not None:
+        arrays.append(shard.weights)
+    for array in arrays:
         # the same bytes in another shape or type are other data
         header = f"{array.shape}{array.dtype}"
         digest.update(header.encode())

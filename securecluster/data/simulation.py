@@ -12,8 +12,8 @@ import numpy as np
 
 from securecluster.core.noted_warnings import noted
 from securecluster.core.validation import PythonOnly, check_seed
-from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
-from securecluster.data.datasets import default_scenario
+from securecluster.data import Federation, LabelSwap, Scenario
+from securecluster.data.datasets import default_scenario, source_names
 from securecluster.data.scaling import AUTO, chosen_categories, chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.errors import UsageError, unknown
@@ -25,8 +25,8 @@ CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
-    "client_column", "label_column", "classes", "truth_column", "feature_columns", "drop_columns",
-    "missing", "scaling", "bounds", "prepare", "task",
+    "client_column", "label_column", "classes", "truth_column", "weight_column",
+    "feature_columns", "drop_columns", "missing", "scaling", "bounds", "prepare", "task",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -61,6 +61,8 @@ class Simulation:
     """
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
+    weight_column: str | None = None
+    """your own file: the column with each row's weight in training, which is taken as public"""
     feature_columns: tuple[str, ...] | None = None
     """your own file: the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
@@ -126,7 +128,7 @@ class Simulation:
     @property
     def own(self) -> bool:
         """Return whether the data is a user's own file and not a known set."""
-        if self.data in SOURCES:
+        if self.data in source_names():
             return False
         # what only looks like a path is refused as one, and not as a misspelt data set
         looks_like_path = "/" in self.data or "." in self.data
@@ -220,6 +222,7 @@ class Simulation:
                 client_column=self.client_column,
                 label_column=self.label_column,
                 truth_column=self.truth_column,
+                weight_column=self.weight_column,
                 feature_columns=self.feature_columns,
                 drop_columns=self.drop_columns or (),
                 missing=self.missing,
@@ -298,8 +301,9 @@ class Simulation:
 
     def _check_named(self) -> None:
         """Raise UsageError for an unknown data set, options of files, or a wrong scenario."""
-        if self.data not in SOURCES:
-            raise unknown("data", self.data, SOURCES)
+        names = source_names()
+        if self.data not in names:
+            raise unknown("data", self.data, names)
         for name in FILE_OPTIONS:
             if getattr(self, name) is not None:
                 raise UsageError(
@@ -313,7 +317,7 @@ class Simulation:
         if not os.path.exists(self.data):
             raise UsageError(
                 f"{self.data} does not exist: give a CSV, parquet or Excel file, or a folder of "
-                f"them, or one of {', '.join(SOURCES)}"
+                f"them, or one of {', '.join(source_names())}"
             )
         if self.client_column is None or self.label_column is None:
             raise UsageError(

@@ -314,6 +314,27 @@ def own_samples(
     return train_pair, test_pair
 
 
+def weights_of(name: str, values: Any, samples: int) -> NDArray[np.float64]:
+    """Return the weights of a client's samples, (n,).
+
+    Args:
+        name: of the client.
+        values: as the user has them.
+        samples: n.
+
+    Raises:
+        UsageError: not a finite number from 0 for each sample, or none above 0.
+    """
+    weights: NDArray[np.float64] = _floats(name, _array(name, values), np.float64)
+    fits = weights.shape == (samples,)
+    if not fits or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+        raise UsageError(
+            f"client {name!r}: weights are a number from 0 for each of its {samples} samples, and "
+            f"some above 0: mend those that came (shape {weights.shape})"
+        )
+    return weights
+
+
 def outputs(pairs: Sequence[Pair], objective: Objective) -> int:
     """Return the number of outputs that the network needs.
 
@@ -471,13 +492,6 @@ def _no_numbers(name: str) -> UsageError:
 
 
 __all__ = [
-    "Pair",
-    "by_group",
-    "by_name",
-    "keyed",
-    "outputs",
-    "own_samples",
-    "read_pair",
-    "scaled_targets",
-    "stream",
-]
+    "Pair", "by_group", "by_name", "keyed", "outputs", "own_samples", "read_pair",
+    "scaled_targets", "stream", "weights_of",
+]  # fmt: skip

@@ -58,6 +58,7 @@ class Roles:
         prepare: the categories of some columns, by their names, where gaps are filled and texts are
             categories; None where they are faults.
         task: objective of training; None where the labels choose it.
+        weight: column with the weight of each row in training, or None.
     """
 
     client: str
@@ -68,6 +69,7 @@ class Roles:
     missing: Sequence[str] | None = None
     prepare: Mapping[str, Categories] | None = None
     task: Objective | None = None
+    weight: str | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -77,7 +79,8 @@ class Roles:
     @property
     def wanted(self) -> list[str]:
         """Return the columns that the user names."""
-        named = [self.client, *self.labels, self.truth, *(self.features or ()), *self.drop]
+        roles = (self.client, *self.labels, self.truth, self.weight)
+        named = [*roles, *(self.features or ()), *self.drop]
         return [name for name in named if name is not None]
 
 
@@ -95,6 +98,7 @@ class ClientColumns:
         counted: whether some of them were found in the rows.
         objective: of training.
         task_counted: whether it was chosen by the rows.
+        weights: of each client's rows by its name, or None.
     """
 
     clients: dict[str | float, tuple[NDArray[Any], Labels]]
@@ -106,6 +110,7 @@ class ClientColumns:
     counted: bool = False
     objective: Objective = CLASSIFICATION
     task_counted: bool = False
+    weights: dict[str | float, Array] | None = None
 
 
 class _Faults(list[ColumnError]):
@@ -148,9 +153,12 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
         clusters = (
             clients and values and faults.without(_truth, table, clients, values, roles.truth)
         )
+    weights = None
+    if roles.weight is not None:
+        weights = faults.without(cells.numbers, table, roles.weight, roles.missing)
     excluded = {*roles_of, *dropped}
     features = _features(table, excluded, selected, roles, faults)
-    if clients is None or learned is None or features is None:
+    if clients is None or learned is None or features is None or faults:
         raise table.refused(faults)
     names, client_of_row = clients
     y, found, trained = learned
@@ -166,12 +174,25 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     counted = any(
         kinds and name not in given for name, kinds in zip(columns, categories, strict=False)
     )
+    weights_of = None
+    if weights is not None:
+        split = np.split(weights[0][by_client], ends)
+        weights_of = dict(zip(samples, split, strict=True))
     doubts = _left_out(table)
     chosen = roles.task is None and not trained.one_label
     if chosen:
         doubts += (_chosen(roles, trained),)
     return ClientColumns(
-        samples, clusters, columns, found, doubts, categories, counted, trained, chosen
+        samples,
+        clusters,
+        columns,
+        found,
+        doubts,
+        categories,
+        counted,
+        objective=trained,
+        task_counted=chosen,
+        weights=weights_of,
     )
 
 
@@ -303,11 +324,11 @@ def _checked(
         UsageError: roles that do not go together, columns that there are not, or no rows.
     """
     names_of_roles = [roles.client, *roles.labels]
-    if roles.truth is not None:
-        names_of_roles.append(roles.truth)
+    names_of_roles += [name for name in (roles.truth, roles.weight) if name is not None]
     if len(set(names_of_roles)) < len(names_of_roles):
         raise UsageError(
-            f"client, label and truth are different columns, not {', '.join(names_of_roles)}"
+            "client, label, truth and weight are different columns, not "
+            f"{', '.join(names_of_roles)}"
         )
     selected = None
     if roles.features is not None:
