@@ -794,7 +794,7 @@ def _from_files(
     recipe = {
         "path": str(resolved),
         "client_column": roles.client,
-        "label_column": ",".join(roles.labels),
+        "label_column": roles.label if isinstance(roles.label, str) else ",".join(roles.label),
         "truth_column": roles.truth,
         "weight_column": roles.weight,
         "feature_columns": roles.features,

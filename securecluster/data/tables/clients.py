@@ -75,9 +75,7 @@ class Roles:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the columns to learn."""
-        if isinstance(self.label, str):
-            return tuple(name.strip() for name in self.label.split(","))
-        return tuple(self.label)
+        return named_columns(self.label)
 
     @property
     def wanted(self) -> list[str]:
@@ -85,11 +83,6 @@ class Roles:
         roles = (self.client, *self.labels, self.truth, self.weight)
         named = [*roles, *(self.features or ()), *self.drop]
         return [name for name in named if name is not None]
-
-    def found(self, table: Table) -> Roles:
-        """Return the roles with the label as the one column that is called so, commas and all."""
-        is_column = isinstance(self.label, str) and self.label in table.parts[0].names
-        return replace(self, label=[self.label] if is_column else self.labels)
 
 
 @dataclass(frozen=True)
@@ -158,7 +151,7 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     Raises:
         UsageError: columns or values that cannot be used, all of them in one sentence.
     """
-    roles = roles.found(table)
+    roles = replace(roles, label=labels_in(table, roles.label))
     roles_of, selected, dropped = _checked(table, roles)
     faults = _Faults()
     clients = faults.without(_values, table, roles.client, roles.missing)
@@ -305,6 +298,22 @@ def _targets(
             text = "holds other values than 0 and 1, which labels of the task multilabel are"
             faults.append(ColumnError(f"column {name!r}", text, "mark them, or take another task"))
     return None if len(faults) > before else (rows, roles.labels, trained)
+
+
+def named_columns(label: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that a user names: a list of them, or a text with commas."""
+    if isinstance(label, str):
+        return tuple(name.strip() for name in label.split(","))
+    return tuple(label)
+
+
+def labels_in(table: Table, label: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the columns to learn; one that is called as the user names all is that one, commas
+    and all.
+    """
+    if isinstance(label, str) and label in table.parts[0].names:
+        return (label,)
+    return named_columns(label)
 
 
 def _left_out(table: Table) -> list[str]:
