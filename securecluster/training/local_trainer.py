@@ -41,6 +41,7 @@ from securecluster.training.batches import (
     resampled,
     sizes_of_epochs,
 )
+from securecluster.training.best_models import BestModels
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
@@ -188,6 +189,7 @@ class LocalTrainer:
         if self.model.local:
             _, first = self.model.parts(self._whole_start)
             self._local = LastingRows(len(self.ids), first, "local_layers", "local layers")
+        self._best: BestModels | None = None  # made by the first training that keeps the best
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
         given: list[Any] = []  # weights of the samples in training
@@ -324,6 +326,8 @@ class LocalTrainer:
         """
         plan = plan.at(self.access.round)
         with self.permitted(plan, clients, step):
+            if plan.keep_best:
+                self._note_best(start, clients)
             threads = self._threads()
             if apart and self.device.type == "cpu" and self._joint is None:
                 chunks = _split(self._by_steps(clients, plan), 1, threads)
@@ -500,6 +504,25 @@ class LocalTrainer:
         own_rows = tuple(range(len(clients)))
         shared = models.values
         return Rows(self.model.joined(shared, self._local.latest(clients)), own_rows)
+
+    def _note_best(self, start: Rows, clients: Sequence[int]) -> None:
+        """Keep the models that clients begin with where none before had less validation loss."""
+        if self._best is None:
+            self._best = BestModels(len(self.ids), self._whole_start)
+        models = self.whole(start, clients)
+        self._best.note(models, clients, self.validation_loss(models, clients))
+
+    def best(self, models: Rows) -> Rows:
+        """Return all clients' models, each in the version with the least validation loss so far.
+
+        Args:
+            models: of all clients at the end of a run, whole ones, (m, d).
+        """
+        if self._best is None:
+            return models
+        clients = range(len(self.ids))
+        losses = self.validation_loss(models, clients)
+        return Rows(self._best.chosen(models, clients, losses), tuple(clients))
 
     def _write_updates(
         self,
@@ -851,8 +874,9 @@ class LocalTrainer:
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the clients' state between trainings: kept momentum, and local layers."""
-        kept = [rows.memory() for rows in (self._momenta, self._local) if rows is not None]
+        """Return the clients' state between trainings: momentum, local layers and best models."""
+        lasting = (self._momenta, self._local, self._best)
+        kept = [rows.memory() for rows in lasting if rows is not None]
         return {name: tensor for memory in kept for name, tensor in memory.items()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -867,6 +891,10 @@ class LocalTrainer:
             self._momenta.recall(memory)
         if self._local is not None and "local_layers" in memory:
             self._local.recall(memory)
+        self._best = None
+        if "best_models" in memory:
+            self._best = BestModels(len(self.ids), self._whole_start)
+            self._best.recall(memory)
 
     @property
     def measures(self) -> bool:
