@@ -559,7 +559,7 @@ class LocalTrainer:
         plan = task.plan
         if plan.private or plan.keep_momentum or task.regularizer is not None or plan.has_terms:
             return None
-        if self.importance(plan) is not None or self._local is not None:
+        if self.importance(plan) is not None or self._local is not None or plan.parts > 1:
             return None
         return self._joint
 
@@ -600,7 +600,7 @@ class LocalTrainer:
             batch, index = selected(self._x, self._y, chunk, step, active)
             active_params = first_clients(params, active)
             if private is None:
-                sgd_step(model, active_params, batch, optimizer)
+                sgd_step(model, active_params, batch, optimizer, plan.parts)
             else:
                 private.step(model, active_params, batch, index, chunk.first[:active], optimizer)
         if momenta is not None and buffers is not None:
@@ -623,7 +623,7 @@ class LocalTrainer:
             plan: hyper-parameters.
             regularizer: of the call, or None.
         """
-        terms = regularizer is not None or plan.has_terms
+        terms = regularizer is not None or plan.has_terms or plan.parts > 1
         if terms or plan.private or plan.momentum or plan.optimizer != "sgd":
             return 0
         if model.stack is None or self.device.type != "cpu":
@@ -1081,7 +1081,9 @@ def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) 
     return extended
 
 
-def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer) -> None:
+def sgd_step(
+    model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer, parts: int = 1
+) -> None:
     """Make one step of each client, with the backward pass by hand if the model has one.
 
     Args:
@@ -1089,17 +1091,26 @@ def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Op
         params: parameters of the clients, by name, changed in place.
         batch: mini-batch of each client.
         optimizer: updates the parameters.
+        parts: in which the mini-batches go through the network, whose gradients are added up.
     """
     x = batch.x
     y = batch.y
     weight = batch.weight
     stack = model.stack
     # the backward pass of convolutions by hand is that of one client
-    if stack is not None and (len(x) == 1 or not stack.convolves):
+    if parts == 1 and stack is not None and (len(x) == 1 or not stack.convolves):
         with torch.no_grad():
             stack.step(params, x, y, weight, optimizer)
         return
-    gradients = model.gradients(params, x, y, weight, batch.keys)
+    width = max(1, -(-x.shape[1] // parts))
+    gradients: Params = {}
+    for number, first in enumerate(range(0, max(1, x.shape[1]), width)):
+        rows = slice(first, first + width)
+        # the masks of dropout are new ones in each part
+        keys = None if batch.keys is None else batch.keys + number
+        of_part = model.gradients(params, x[:, rows], y[:, rows], weight[:, rows], keys)
+        for name, gradient in of_part.items():
+            gradients[name] = gradients[name] + gradient if number else gradient
     optimizer.begin()
     for name, gradient in gradients.items():
         optimizer.value(name, gradient)

@@ -24,7 +24,7 @@ SCHEDULES = ("constant", "cosine", "linear", "exponential", "step")
 MOST_STRENGTH = 1e9
 # options that configurations have where they are not at their defaults
 LATER = (
-    "class_weight", "keep_best", "local_layers", "lr_schedule", "lr_gamma", "lr_step",
+    "accumulate", "class_weight", "keep_best", "local_layers", "lr_schedule", "lr_gamma", "lr_step",
     "weight_decay", "proximal", "ditto",
 )  # fmt: skip
 
@@ -83,6 +83,10 @@ class TrainingOptions(OptionGroup):
     """share of its training samples that each client keeps out of training; it ends with that of
     the models it had in its rounds and at the end that has the least loss on them. The choice is
     the client's, in no message, so it costs no ε; clusters' models are the last ones
+    """
+    accumulate: Annotated[int, AtLeast(1), IN_PYTHON] = 1
+    """mini-batches whose gradients make one step: one of batch_size times as many samples, of which
+    batch_size are in memory at once
     """
     class_weight: tuple[str, ...] | None = None
     """factors of each class's losses in training: balanced, n/(k n_c) by the client's own counts
@@ -186,7 +190,7 @@ class TrainingOptions(OptionGroup):
         plan = LocalTraining(
             config["lr"],
             self.epochs,
-            self.batch_size,
+            self.batch_size * self.accumulate,
             self.optimizer,
             self.momentum,
             keep_momentum=bool(self.keep_momentum),
@@ -198,6 +202,7 @@ class TrainingOptions(OptionGroup):
             schedule=self._schedule(method),
             keep_local=bool(self.local_layers),
             keep_best=bool(self.keep_best),
+            parts=int(self.accumulate),
         )
         private: LocalTraining = method.privacy.training(plan, config)
         return private
