@@ -16,8 +16,14 @@ from securecluster.core.devices import global_generator
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import UsageError, text_of
 from securecluster.models.dropout import SeededDropout, seeded
-from securecluster.models.fused_layers import Stack, compile_stack
-from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
+from securecluster.models.fused_layers import Stack, compile_stack, cross_entropy_gradient
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Classification,
+    MultiLabel,
+    Objective,
+    Regression,
+)
 
 Params = dict[str, torch.Tensor]
 NORMALIZATION = "norm"  # all layers that normalise, among names of local ones
@@ -104,12 +110,16 @@ class FlatModel:
     @cached_property
     def stack(self) -> Stack | None:
         """Return the module as fused layers, or None if it is not a common stack of layers."""
-        if not isinstance(self.objective, Classification):
+        if isinstance(self.objective, Classification):
+            gradients = cross_entropy_gradient
+        elif isinstance(self.objective, Regression | MultiLabel):
+            gradients = self.objective.output_gradients
+        else:
             return None
         # Fused layers step all of their parameters.
         if not all(p.requires_grad for p in self.module.parameters()):
             return None
-        return compile_stack(self.module)
+        return compile_stack(self.module, gradients)
 
     @cached_property
     def has_fixed_tensors(self) -> bool:

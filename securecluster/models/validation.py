@@ -26,7 +26,14 @@ from securecluster.models.architectures import Shape, network
 from securecluster.models.dropout import with_seeded_dropout
 from securecluster.models.flat_model import FlatModel, reason
 from securecluster.models.foreign import ForeignModel
-from securecluster.models.objectives import CLASSIFICATION, Classification, Objective, Trajectory
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Classification,
+    MultiLabel,
+    Objective,
+    Regression,
+    Trajectory,
+)
 
 # tolerance between outputs that differ by rounding only
 RTOL = 1e-3
@@ -179,8 +186,8 @@ def output_doubts(
     Raises:
         UsageError: as `prepare_module`.
     """
-    # positions may be any numbers
-    if objective.kind == Trajectory.kind:
+    # positions and numbers may be any
+    if objective.kind in (Trajectory.kind, Regression.kind):
         return []
     flat = prepare_module(module, shape, classes, objective=objective)
     if isinstance(module, ForeignModel) and module.functions.outputs is None:
@@ -191,7 +198,13 @@ def output_doubts(
     name = type(module).__name__
     doubts = []
     sums = outputs.sum(-1)
-    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums)):
+    if isinstance(objective, MultiLabel):
+        if (outputs >= 0).all() and (outputs <= 1).all():
+            doubts.append(
+                f"{name} gives probabilities, as with a sigmoid at its end, and the loss has one "
+                "of its own, so it learns slowly: leave the module's out"
+            )
+    elif (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums)):
         doubts.append(
             f"{name} gives probabilities, as with a softmax at its end, and the loss has a softmax "
             "of its own, so it learns slowly: leave the module's out"

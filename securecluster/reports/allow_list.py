@@ -98,7 +98,7 @@ NETWORK: Rule = {
         "schema wire protocol dtype dimension shape classes feature_names class_names clients "
         "width latents shared phi signature_kind",
     ),
-    "objective": _all(PUBLIC, "kind metres"),
+    "objective": _all(PUBLIC, "kind metres loss delta bounds standardised"),
     "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted")),
     "chosen": OPTIONS,
     # clients' numbers of samples
@@ -160,7 +160,9 @@ PRIVACY: Rule = {
     # clusters in which clients trained alone
     "unshared_models": _all(UNCOVERED, "labels file"),
 }
-SCORES: Rule = _all(UNCOVERED, "before after per_cluster")
+SCORES: Rule = _all(
+    UNCOVERED, "before after per_cluster baseline baseline_per_cluster below_baseline"
+)
 RESULT: Rule = {
     **_all(
         PUBLIC,

@@ -289,10 +289,4 @@ def check_labels(facts: Facts, option: str) -> None:
     Raises:
         UsageError: samples have no labels.
     """
-    if not has_labels(facts):
-        flag = option.replace("_", "-")
-        task = facts.objective.kind
-        raise UsageError(
-            f"--{flag} needs a label for each sample, which {task} data do not have: "
-            f"leave --{flag} out"
-        )
+    facts.check_classes("batches by labels are of samples with classes", f"leave {option} out")
