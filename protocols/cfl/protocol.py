@@ -168,8 +168,8 @@ class CFLTraining(fl.TrainingOptions):
     """Options of local training, beside samples that the fallback compares models on."""
 
     def validation_share(self, method: Any) -> float:
-        """Return the share of the samples on which the fallback compares models."""
-        return float(method.fallback)
+        """Return the share of the samples on which the fallback or the client compares models."""
+        return float(method.fallback) or super().validation_share(method)
 
 
 @dataclass(kw_only=True)

@@ -144,16 +144,17 @@ class TrainingClient:
     def tuned(self, models: Rows, rounds: int) -> Rows:
         """Return models after each client has trained its own alone, (m, d), with local layers.
 
-        Nothing of it leaves the clients, so it is trained without noise. No state changes: the same
-        models give the same result whenever and however often they are tuned. A client whose
-        update is not finite keeps the model that it had.
+        Each begins with the best that it has had, where the training keeps that. Nothing of it
+        leaves the clients, so it is trained without noise. No state changes: the same models give
+        the same result whenever and however often they are tuned. A client whose update is not
+        finite keeps the model that it had.
 
         Args:
             models: (m, d) of all clients of the cohort, at the end of a run.
             rounds: of tuning, each as long as a round of the run.
         """
         clients = range(len(self.cohort.ids))
-        models = self.cohort.whole(models, clients)
+        models = self.cohort.best(self.cohort.whole(models, clients))
         if not rounds:
             return models
         own_row = tuple(clients)
@@ -164,6 +165,7 @@ class TrainingClient:
             keep_momentum=False,
             label_power=1.0,
             keep_local=False,
+            keep_best=False,
         )
         table = models.values
         near = MeanRegularizer(Rows(table, own_row), plan.ditto) if plan.ditto else None

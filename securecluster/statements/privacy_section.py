@@ -221,15 +221,28 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
         views["occupancy"] = [asdict(figures) for figures in counted]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
-    rounds = fitted.method.training.tuning(fitted.method)
-    if rounds:
+    alone = _done_alone(fitted)
+    if alone:
         views["tuned_models"] = (
-            f"each client tuned its model alone after the run ({rounds} rounds, without noise): it "
-            "is kept at the client, no party is told of it, and epsilon does not cover it"
+            f"each client {' and '.join(alone)}: it is kept at the client, no party is told of it, "
+            "and epsilon does not cover it"
         )
     if fitted.method.client.clear:
         views["clear"] = True
     return views
+
+
+def _done_alone(fitted: FittedRun) -> list[str]:
+    """Return in words what each client does by itself for the model that it ends with."""
+    alone = []
+    if fitted.method.training.local_layers:
+        alone.append("trained layers that stay with it")
+    if fitted.method.training.keep_best:
+        alone.append("chose the best of its models by samples that it kept out of training")
+    rounds = fitted.method.training.tuning(fitted.method)
+    if rounds:
+        alone.append(f"tuned its model alone after the run ({rounds} rounds, without noise)")
+    return alone
 
 
 def _over_rounds(fitted: FittedRun) -> Section:

@@ -41,6 +41,7 @@ from securecluster.training.batches import (
     resampled,
     sizes_of_epochs,
 )
+from securecluster.training.best_models import BestModels
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
@@ -190,6 +191,7 @@ class LocalTrainer:
         if self.model.local:
             _, first = self.model.parts(self._whole_start)
             self._local = LastingRows(len(self.ids), first, "local_layers", "local layers")
+        self._best: BestModels | None = None  # made by the first training that keeps the best
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
         given: list[Any] = []  # weights of the samples in training
@@ -326,6 +328,8 @@ class LocalTrainer:
         """
         plan = plan.at(self.access.round)
         with self.permitted(plan, clients, step):
+            if plan.keep_best:
+                self._note_best(start, clients)
             threads = self._threads()
             if apart and self.device.type == "cpu" and self._joint is None:
                 chunks = _split(self._by_steps(clients, plan), 1, threads)
@@ -503,6 +507,25 @@ class LocalTrainer:
         shared = models.values
         return Rows(self.model.joined(shared, self._local.latest(clients)), own_rows)
 
+    def _note_best(self, start: Rows, clients: Sequence[int]) -> None:
+        """Keep the models that clients begin with where none before had less validation loss."""
+        if self._best is None:
+            self._best = BestModels(len(self.ids), self._whole_start)
+        models = self.whole(start, clients)
+        self._best.note(models, clients, self.validation_loss(models, clients))
+
+    def best(self, models: Rows) -> Rows:
+        """Return all clients' models, each in the version with the least validation loss so far.
+
+        Args:
+            models: of all clients at the end of a run, whole ones, (m, d).
+        """
+        if self._best is None:
+            return models
+        clients = range(len(self.ids))
+        losses = self.validation_loss(models, clients)
+        return Rows(self._best.chosen(models, clients, losses), tuple(clients))
+
     def _write_updates(
         self,
         weights: torch.Tensor,
@@ -538,7 +561,7 @@ class LocalTrainer:
         plan = task.plan
         if plan.private or plan.keep_momentum or task.regularizer is not None or plan.has_terms:
             return None
-        if self.importance(plan) is not None or self._local is not None:
+        if self.importance(plan) is not None or self._local is not None or plan.parts > 1:
             return None
         return self._joint
 
@@ -579,7 +602,7 @@ class LocalTrainer:
             batch, index = selected(self._x, self._y, chunk, step, active)
             active_params = first_clients(params, active)
             if private is None:
-                sgd_step(model, active_params, batch, optimizer)
+                sgd_step(model, active_params, batch, optimizer, plan.parts)
             else:
                 private.step(model, active_params, batch, index, chunk.first[:active], optimizer)
         if momenta is not None and buffers is not None:
@@ -602,7 +625,7 @@ class LocalTrainer:
             plan: hyper-parameters.
             regularizer: of the call, or None.
         """
-        terms = regularizer is not None or plan.has_terms
+        terms = regularizer is not None or plan.has_terms or plan.parts > 1
         if terms or plan.private or plan.momentum or plan.optimizer != "sgd":
             return 0
         if model.stack is None or self.device.type != "cpu":
@@ -853,8 +876,9 @@ class LocalTrainer:
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the clients' state between trainings: kept momentum, and local layers."""
-        kept = [rows.memory() for rows in (self._momenta, self._local) if rows is not None]
+        """Return the clients' state between trainings: momentum, local layers and best models."""
+        lasting = (self._momenta, self._local, self._best)
+        kept = [rows.memory() for rows in lasting if rows is not None]
         return {name: tensor for memory in kept for name, tensor in memory.items()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -869,6 +893,10 @@ class LocalTrainer:
             self._momenta.recall(memory)
         if self._local is not None and "local_layers" in memory:
             self._local.recall(memory)
+        self._best = None
+        if "best_models" in memory:
+            self._best = BestModels(len(self.ids), self._whole_start)
+            self._best.recall(memory)
 
     @property
     def measures(self) -> bool:
@@ -1055,7 +1083,9 @@ def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) 
     return extended
 
 
-def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer) -> None:
+def sgd_step(
+    model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer, parts: int = 1
+) -> None:
     """Make one step of each client, with the backward pass by hand if the model has one.
 
     Args:
@@ -1063,17 +1093,26 @@ def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Op
         params: parameters of the clients, by name, changed in place.
         batch: mini-batch of each client.
         optimizer: updates the parameters.
+        parts: in which the mini-batches go through the network, whose gradients are added up.
     """
     x = batch.x
     y = batch.y
     weight = batch.weight
     stack = model.stack
     # the backward pass of convolutions by hand is that of one client
-    if stack is not None and (len(x) == 1 or not stack.convolves):
+    if parts == 1 and stack is not None and (len(x) == 1 or not stack.convolves):
         with torch.no_grad():
             stack.step(params, x, y, weight, optimizer)
         return
-    gradients = model.gradients(params, x, y, weight, batch.keys)
+    width = max(1, -(-x.shape[1] // parts))
+    gradients: Params = {}
+    for number, first in enumerate(range(0, max(1, x.shape[1]), width)):
+        rows = slice(first, first + width)
+        # the masks of dropout are new ones in each part
+        keys = None if batch.keys is None else batch.keys + number
+        of_part = model.gradients(params, x[:, rows], y[:, rows], weight[:, rows], keys)
+        for name, gradient in of_part.items():
+            gradients[name] = gradients[name] + gradient if number else gradient
     optimizer.begin()
     for name, gradient in gradients.items():
         optimizer.value(name, gradient)
