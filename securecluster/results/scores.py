@@ -22,18 +22,16 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
-from securecluster.models.objectives import Objective
+from securecluster.models.objectives import (
+    Binary,
+    Classification,
+    MultiLabel,
+    Objective,
+    Regression,
+)
 from securecluster.results.fitted_state import FittedState
 from securecluster.results.preparation import own_numbers, preparation
-from securecluster.training.baselines import (
-    KNOWN,
-    OUTPUTS,
-    REGRESSION,
-    SIZES,
-    TARGETS,
-    answer,
-    below,
-)
+from securecluster.training.baselines import KNOWN, OUTPUTS, SIZES, TARGETS, answer, below
 
 Array: TypeAlias = NDArray[Any]
 Scores: TypeAlias = dict[str, float]
@@ -87,7 +85,7 @@ def score_rows(kept: FittedState, objective: Objective) -> list[dict[str, Any]]:
     for k, row in enumerate(rows):
         # a module of the user's own may have more outputs than there are any
         parts = Parts(outputs[k][:, : learned.config["classes"]], targets[k], extra[KNOWN][k])
-        if objective.kind == REGRESSION:
+        if objective.kind == Regression.kind:
             parts = parts.restored(preparation(learned.config, own_numbers(kept, k)) or {})
         row |= _of_client(objective, parts)
     return rows
@@ -193,7 +191,9 @@ def _of_client(objective: Objective, parts: Parts) -> Scores:
         return scored(y, np.broadcast_to(constant, given.shape))
 
     baselines = of_answer(answer(objective, parts.known))
-    if objective.kind == REGRESSION:  # the mean is best by squares, the median by absolute errors
+    if (
+        objective.kind == Regression.kind
+    ):  # the mean is best by squares, the median by absolute errors
         absolute = "mean_absolute_error"
         baselines = of_answer(parts.known[0]) | {absolute: baselines[absolute]}
     return beside(scored(y, given), baselines)
@@ -296,8 +296,8 @@ def _columns(values: Array) -> Array:
 
 
 SCORERS: dict[str, Callable[[Array, Array], Scores]] = {
-    "classification": class_scores,
-    "binary": label_scores,
-    "multilabel": _of_several_labels,
-    REGRESSION: value_scores,
+    Classification.kind: class_scores,
+    Binary.kind: label_scores,
+    MultiLabel.kind: _of_several_labels,
+    Regression.kind: value_scores,
 }

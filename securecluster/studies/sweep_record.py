@@ -78,6 +78,8 @@ class RunRecord:
             noise, and in records of versions that did not write it.
         spent: what the client that released most did release, as `sweep_costs.as_json` has it; None
             in records of versions that did not write it.
+        chosen: what a target ε has chosen, as a label has it; None without a target, and in records
+            of versions that did not write it.
     """
 
     run: int
@@ -113,6 +115,7 @@ class RunRecord:
     baseline: float | None = None
     below_baseline: int | None = None
     scores: dict[str, float | None] | None = None
+    chosen: str | None = None
 
     @classmethod
     def of(cls, row: Row, metric: str) -> RunRecord:

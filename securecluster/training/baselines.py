@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
-from securecluster.models.objectives import Classification, Language, Objective, Trajectory
+from securecluster.models.objectives import (
+    Binary,
+    Classification,
+    Language,
+    MultiLabel,
+    Objective,
+    Regression,
+    Trajectory,
+)
 from securecluster.training.chance_level import TOLERANCE
 from securecluster.training.evaluation import EVALUATED
 
@@ -29,8 +37,7 @@ TARGETS = "test_targets"  # (N, …)
 SIZES = "test_sizes"  # test samples of each client, (m,)
 KNOWN = "training_targets"  # what the baselines know, (m, …)
 LABELS = (Classification.kind, Language.kind)
-SHARES = ("binary", "multilabel")
-REGRESSION = "regression"
+SHARES = (Binary.kind, MultiLabel.kind)
 # kinds whose metric alone is kept: a vocabulary of outputs a token would be large
 OF_METRIC = (Language.kind, Trajectory.kind)
 # as scikit-learn clips probabilities, so that a label that never occurred has a finite loss
@@ -68,7 +75,7 @@ class HeldOut:
         parts = list(zip(known, held.by_client(), strict=True))
         baselines = np.array([_mean_score(objective, *part) for part in parts], dtype=np.float64)
         # where clients standardised their targets, in each one's own numbers, as its score
-        baselines = baselines * getattr(cohort, "_units", 1.0)
+        baselines = baselines * cohort.units
         kept = {SIZES: torch.as_tensor(np.diff(held.offsets))}
         if objective.kind not in OF_METRIC and len(held.y):
             outputs = held.outputs(cohort.model, models)
@@ -111,11 +118,11 @@ def answer(objective: Objective, known: torch.Tensor) -> torch.Tensor:
         (classes,), (L,) or (k,), float64.
     """
     if objective.kind in LABELS:
-        return (known / known.sum()).double().clamp(min=SMALLEST).log()
+        return (known.double() / known.sum()).clamp(min=SMALLEST).log()
     if objective.kind in SHARES:
         return known.clamp(SMALLEST, 1 - SMALLEST).logit()
     # no other value has a smaller mean absolute error than the median
-    return known[1 if objective.kind == REGRESSION else 0]
+    return known[1 if objective.kind == Regression.kind else 0]
 
 
 def below(objective: Objective, scores: FloatArray, baselines: FloatArray) -> list[int]:

@@ -35,11 +35,14 @@ class Samples:
         x: inputs, (N, …).
         y: targets, (N, …).
         offsets: client k has the rows from `offsets[k]` to `offsets[k + 1]`, (m + 1,).
+        weights: given factors of the samples' losses in training, (N,), or None for 1. Scores and
+            losses that are released count every sample the same, so that their bounds hold.
     """
 
     x: torch.Tensor
     y: torch.Tensor
     offsets: IntArray
+    weights: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -79,7 +82,8 @@ class Samples:
     @cached_property
     def _digests(self) -> list[bytes]:
         """Return the digest of each client's samples."""
-        tables = [table.cpu().numpy() for table in (self.x, self.y)]  # a GPU copies them once
+        given = [self.x, self.y] if self.weights is None else [self.x, self.y, self.weights]
+        tables = [table.cpu().numpy() for table in given]  # a GPU copies them once
         digests = []
         for k in range(len(self.offsets) - 1):
             hasher = hashlib.blake2b(digest_size=32)
