@@ -1,8 +1,8 @@
 """What is kept of clients' test samples at the end of a run, and answers that know targets alone.
 
 The baseline of a client knows nothing but its own training targets, and gives every test sample one
-answer: the shares of the labels, of which the most frequent one is predicted, or the mean of the
-values. The observer computes it when a run is over, outside the protocol.
+answer: the shares of the labels, of which the most frequent one is predicted, or the median of
+numbers, or the mean position. The observer computes it when a run is over, outside the protocol.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
-from securecluster.models.objectives import Classification, Language, Objective, Trajectory
+from securecluster.models.objectives import (
+    Binary,
+    Classification,
+    Language,
+    MultiLabel,
+    Objective,
+    Regression,
+    Trajectory,
+)
+from securecluster.training.chance_level import TOLERANCE
 from securecluster.training.evaluation import EVALUATED
 
 if TYPE_CHECKING:
@@ -28,11 +37,9 @@ TARGETS = "test_targets"  # (N, …)
 SIZES = "test_sizes"  # test samples of each client, (m,)
 KNOWN = "training_targets"  # what the baselines know, (m, …)
 LABELS = (Classification.kind, Language.kind)
-SHARES = ("binary", "multilabel")
+SHARES = (Binary.kind, MultiLabel.kind)
 # kinds whose metric alone is kept: a vocabulary of outputs a token would be large
 OF_METRIC = (Language.kind, Trajectory.kind)
-# metrics are means over samples, which float64 rounds
-TOLERANCE = 1e-9
 # as scikit-learn clips probabilities, so that a label that never occurred has a finite loss
 SMALLEST = float(np.finfo(np.float64).eps)
 
@@ -66,7 +73,9 @@ class HeldOut:
         held, trained = cohort.test_samples, cohort.training_samples
         known = [known_of(objective, y, cohort.classes) for y in trained.by_client()]
         parts = list(zip(known, held.by_client(), strict=True))
-        baselines = np.array([mean_score(objective, *part) for part in parts], dtype=np.float64)
+        baselines = np.array([_mean_score(objective, *part) for part in parts], dtype=np.float64)
+        # where clients standardised their targets, in each one's own numbers, as its score
+        baselines = baselines * cohort.units
         kept = {SIZES: torch.as_tensor(np.diff(held.offsets))}
         if objective.kind not in OF_METRIC and len(held.y):
             outputs = held.outputs(cohort.model, models)
@@ -109,10 +118,11 @@ def answer(objective: Objective, known: torch.Tensor) -> torch.Tensor:
         (classes,), (L,) or (k,), float64.
     """
     if objective.kind in LABELS:
-        return (known / known.sum()).double().clamp(min=SMALLEST).log()
+        return (known.double() / known.sum()).clamp(min=SMALLEST).log()
     if objective.kind in SHARES:
         return known.clamp(SMALLEST, 1 - SMALLEST).logit()
-    return known[0]
+    # no other value has a smaller mean absolute error than the median
+    return known[1 if objective.kind == Regression.kind else 0]
 
 
 def below(objective: Objective, scores: FloatArray, baselines: FloatArray) -> list[int]:
@@ -134,7 +144,7 @@ def below(objective: Objective, scores: FloatArray, baselines: FloatArray) -> li
     return np.flatnonzero(worse & (sign * baselines < sign * best)).tolist()
 
 
-def mean_score(objective: Objective, known: torch.Tensor, y: torch.Tensor) -> float:
+def _mean_score(objective: Objective, known: torch.Tensor, y: torch.Tensor) -> float:
     """Return the mean score of a client's baseline; NaN without test samples.
 
     Args:
