@@ -18,6 +18,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Limits, check, free_axes, unknown_sizes
 from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.replies import check_finite, check_squares
+from securecluster.parties import shared_scale
 from securecluster.parties.derived import as_agreed, call_types, model_of
 from securecluster.parties.method import Method
 from securecluster.parties.public_randomness import cohort_seed
@@ -96,7 +97,7 @@ class Deployment:
 
     def pipeline(self) -> Pipeline:
         """Return the stages between a client's update and the wire, as one party has them."""
-        return self.method.pipeline(self.config)
+        return shared_scale.with_scale(self.method, self.config)
 
     def limits(self, pipeline: Pipeline) -> Limits:
         """Return the limits of frames, which both sides enforce.
@@ -104,7 +105,7 @@ class Deployment:
         Args:
             pipeline: the stages of clients' replies.
         """
-        sizes = self.method.frame_sizes(self.config)
+        sizes = {**self.method.frame_sizes(self.config), **shared_scale.sizes(self.config)}
         self._check_sizes(sizes)
         return Limits(sizes, layout(pipeline, ITEM_SIZES[self.config["dtype"]]))
 
@@ -149,6 +150,11 @@ class Deployment:
         noise: ClientNoise = self.method.privacy.client_noise(self.config, draws)
         return noise
 
+    def _row_noises(self) -> Mapping[str, Any]:
+        """Return the clip norm and noise of fields whose rows are not updates, by field."""
+        of_method = self.method.privacy.row_noises(self.method, self.config)
+        return {**of_method, **shared_scale.row_noise(self.method, self.config)}
+
     def row_noise_in_shares(self, draws: NoiseStreams | None = None) -> dict[str, SkellamMechanism]:
         """Return the noise of `row_noises` that clients add to secure sums in shares, by field.
 
@@ -159,7 +165,7 @@ class Deployment:
             return {}
         survivors = survivors_of(self.config)
         mechanisms = {}
-        for name, noise in self.method.privacy.row_noises(self.method, self.config).items():
+        for name, noise in self._row_noises().items():
             mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, survivors, draws)
         return mechanisms
 
@@ -180,7 +186,7 @@ class Deployment:
         curators: dict[str, TrustedCurator] = {}
         if privacy.per_client and config["noise"] and config["placement"] == "central":
             curator = TrustedCurator(config["clip"], config["noise"], draws)
-            for name, row_noise in privacy.row_noises(method, config).items():
+            for name, row_noise in self._row_noises().items():
                 curators[name] = TrustedCurator(row_noise.norm, row_noise.multiplier, draws)
         # Mean variance of DP-SGD's noise in an update; it depends on a client's number of steps.
         variances = {}
@@ -228,7 +234,10 @@ class Deployment:
         method = self.method
         # Under noise an error would tell of the data, so numbers are clamped instead.
         ranges = SumRanges(
-            method.sums.fields(method, self.config),
+            {
+                **method.sums.fields(method, self.config),
+                **shared_scale.largest(method, self.config),
+            },
             saturate=self.config["noise"] > 0,
             clamped=frozenset({"loss"}),
             noise=method.privacy.sum_noise(self.config, draws),

@@ -1,6 +1,7 @@
 """The preparation of samples in a finished run, which is a part of its models.
 
-Public bounds are in the configuration. A client's own mean and standard deviation, and the range of
+Public bounds are in the configuration, and what all clients share is in the state of the server's
+channel. A client's own mean and standard deviation, and the range of
 what it trained on, are of its data: they are beside its model, in `clients.safetensors`, and those
 of newcomers in `newcomers.json`.
 """
@@ -17,7 +18,7 @@ import numpy as np
 from securecluster.core import atomic_files, manifest
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import plain, typed
-from securecluster.data.scaling import Scale, Scaling
+from securecluster.data.scaling import POOLED, Scale, Scaling
 from securecluster.errors import UsageError
 from securecluster.results.fitted_state import FittedState
 
@@ -64,23 +65,28 @@ def kept_numbers(federation: Federation) -> dict[str, torch.Tensor]:
     return kept
 
 
-def own_numbers(kept: FittedState, client: int) -> dict[str, torch.Tensor]:
-    """Return what a client of the run keeps of its own data.
+def own_numbers(kept: FittedState, client: int | None) -> dict[str, torch.Tensor]:
+    """Return what a client of the run keeps of its own data, and what all share.
 
     Args:
         kept: state of the run.
-        client: its position.
+        client: its position; None for what all share.
     """
-    extra = kept.clients.extra
-    return {name: extra[name][client] for name in (SCALES, FILLS, RANGES) if name in extra}
+    found = kept.learned.network.scale
+    numbers = {POOLED: torch.tensor(found, dtype=torch.float64)} if found else {}
+    if client is not None:
+        extra = kept.clients.extra
+        kinds = (SCALES, FILLS, RANGES)
+        numbers |= {name: extra[name][client] for name in kinds if name in extra}
+    return numbers
 
 
-def preparation(config: Mapping[str, Any], own: Numbers | None) -> dict[str, torch.Tensor] | None:
+def preparation(config: Mapping[str, Any], own: Numbers) -> dict[str, torch.Tensor] | None:
     """Return the numbers by which a model's samples are prepared, as `Prepared` takes them.
 
     Args:
         config: of the run.
-        own: what the client keeps of its own data; None for nobody's samples in particular.
+        own: as `own_numbers` returns it.
 
     Returns:
         None where samples are taken as they come.
@@ -91,9 +97,9 @@ def preparation(config: Mapping[str, Any], own: Numbers | None) -> dict[str, tor
     scaling = Scaling.read(config.get("scaling"))
     if scaling is None:
         return None
-    scale = scaling.public
+    scale = scaling.pooled(own[POOLED].tolist()) if scaling.shared else scaling.public
     if scale is None:
-        if own is None:
+        if SCALES not in own:
             raise UsageError(
                 "each client of this run scaled its features by its own mean and deviation, so "
                 "samples are some client's: say whose"
