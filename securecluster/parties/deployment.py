@@ -18,7 +18,6 @@ from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Limits, check, free_axes, unknown_sizes
 from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.replies import check_finite, check_squares
-from securecluster.parties import shared_scale
 from securecluster.parties.derived import as_agreed, call_types, model_of
 from securecluster.parties.method import Method
 from securecluster.parties.public_randomness import cohort_seed
@@ -62,6 +61,7 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
+    from securecluster.parties.shared_scale import SharedScale
     from securecluster.privacy.dp.client_noise import ClientNoise
     from securecluster.privacy.masking.key_agreement import KeyRing
 
@@ -91,13 +91,20 @@ class Deployment:
         dtypes = {"float32": torch.float32, "float64": torch.float64}
         return dtypes[self.config["dtype"]]
 
+    @cached_property
+    def _scale(self) -> SharedScale:
+        """Return what follows of a scale of features that clients share."""
+        from securecluster.parties.shared_scale import SharedScale
+
+        return SharedScale(self.method, self.config)
+
     def initial_model(self) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""
         return model_of(self.method, self.config)
 
     def pipeline(self) -> Pipeline:
         """Return the stages between a client's update and the wire, as one party has them."""
-        return shared_scale.with_scale(self.method, self.config)
+        return self._scale.pipeline()
 
     def limits(self, pipeline: Pipeline) -> Limits:
         """Return the limits of frames, which both sides enforce.
@@ -105,7 +112,7 @@ class Deployment:
         Args:
             pipeline: the stages of clients' replies.
         """
-        sizes = {**self.method.frame_sizes(self.config), **shared_scale.sizes(self.config)}
+        sizes = {**self.method.frame_sizes(self.config), **self._scale.sizes}
         self._check_sizes(sizes)
         return Limits(sizes, layout(pipeline, ITEM_SIZES[self.config["dtype"]]))
 
@@ -153,7 +160,7 @@ class Deployment:
     def _row_noises(self) -> Mapping[str, Any]:
         """Return the clip norm and noise of fields whose rows are not updates, by field."""
         of_method = self.method.privacy.row_noises(self.method, self.config)
-        return {**of_method, **shared_scale.row_noise(self.method, self.config)}
+        return {**of_method, **self._scale.row_noises}
 
     def row_noise_in_shares(self, draws: NoiseStreams | None = None) -> dict[str, SkellamMechanism]:
         """Return the noise of `row_noises` that clients add to secure sums in shares, by field.
@@ -234,10 +241,7 @@ class Deployment:
         method = self.method
         # Under noise an error would tell of the data, so numbers are clamped instead.
         ranges = SumRanges(
-            {
-                **method.sums.fields(method, self.config),
-                **shared_scale.largest(method, self.config),
-            },
+            {**method.sums.fields(method, self.config), **self._scale.largest},
             saturate=self.config["noise"] > 0,
             clamped=frozenset({"loss"}),
             noise=method.privacy.sum_noise(self.config, draws),

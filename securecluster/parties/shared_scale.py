@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
@@ -34,70 +35,90 @@ ROUNDING = 1.01
 LOCAL = "local"
 
 
-def columns_of(config: Mapping[str, Any]) -> int:
-    """Return the number of features that a run scales, f; 0 where it finds no scale.
-
-    Args:
-        config: what clients and server agreed on.
-    """
-    scaling = Scaling.read(config.get("scaling"))
-    return len(scaling.numbers) if scaling is not None and scaling.shared else 0
-
-
-def sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes that bound the messages of a shared scale, by name.
-
-    Args:
-        config: what clients and server agreed on.
-    """
-    columns = columns_of(config)
-    return {"columns": columns, FIELD: STATISTICS * columns}
-
-
-def row_noise(method: Method, config: Mapping[str, Any]) -> dict[str, RowNoise]:
-    """Return the noise of the sum by its field; empty where rows are not clipped, or without noise.
+@dataclass(frozen=True)
+class SharedScale:
+    """What all parties derive of a scale that clients share; nothing in runs without one.
 
     Args:
         method: of the run.
         config: what clients and server agreed on.
     """
-    if not (columns_of(config) and method.privacy.per_client and config["noise"]):
-        return {}
-    return {FIELD: RowNoise(1.0, float(config["noise"]) * float(config[SCALE_NOISE]))}
 
+    method: Method
+    config: Mapping[str, Any]
 
-def with_scale(method: Method, config: Mapping[str, Any]) -> Pipeline:
-    """Return the stages of clients' replies, with those of the sum, which no mask covers.
+    @property
+    def columns(self) -> int:
+        """Return the number of features that the run scales, f; 0 where it finds no scale."""
+        scaling = Scaling.read(self.config.get("scaling"))
+        return len(scaling.numbers) if scaling is not None and scaling.shared else 0
 
-    Args:
-        method: of the run.
-        config: what clients and server agreed on.
-    """
-    pipeline = method.pipeline(config)
-    if columns_of(config):
-        stages: Sequence[Any] = ()
-        noises = row_noise(method, config)
-        if noises:
-            stages = method.privacy.row_stages(noises[FIELD], config)
-        elif method.privacy.per_client:
-            stages = (Clip(1.0),)
-        pipeline.fields[FIELD] = Pipeline(stages)
-    return pipeline
+    @property
+    def multiplier(self) -> float:
+        """Return the noise multiplier of the sum."""
+        return float(self.config["noise"]) * float(self.config[SCALE_NOISE])
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that bound its messages, by name."""
+        return {"columns": self.columns, FIELD: STATISTICS * self.columns}
 
-def largest(method: Method, config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the largest number of a client in a hidden sum, by the sum's field.
+    @property
+    def row_noises(self) -> dict[str, RowNoise]:
+        """Return the noise of clients' rows by field; empty where they are not clipped."""
+        if not (self.columns and self.method.privacy.per_client and self.config["noise"]):
+            return {}
+        return {FIELD: RowNoise(1.0, self.multiplier)}
 
-    Args:
-        method: of the run.
-        config: what clients and server agreed on.
-    """
-    if not columns_of(config):
-        return {}
-    bound = ROUNDING * float(config.get("most_samples", 1))
-    if config["placement"] == LOCAL and config["noise"]:
-        bound += DEVIATIONS * float(config["noise"]) * float(config[SCALE_NOISE])
-    return {FIELD: bound}
+    @property
+    def largest(self) -> dict[str, float]:
+        """Return the largest number of a client in a hidden sum, by field."""
+        if not self.columns:
+            return {}
+        bound = ROUNDING * float(self.config.get("most_samples", 1))
+        if self.config["placement"] == LOCAL and self.config["noise"]:
+            bound += DEVIATIONS * self.multiplier
+        return {FIELD: bound}
+
+    def pipeline(self) -> Pipeline:
+        """Return the stages of clients' replies, with those of the sum, which no mask covers."""
+        privacy = self.method.privacy
+        pipeline = self.method.pipeline(self.config)
+        if self.columns:
+            stages: Sequence[Any] = ()
+            if self.row_noises:
+                stages = privacy.row_stages(self.row_noises[FIELD], self.config)
+            elif privacy.per_client:
+                stages = (Clip(1.0),)
+            pipeline.fields[FIELD] = Pipeline(stages)
+        return pipeline
+
+    def found(self, sums: Sums[Any]) -> list[list[float]]:
+        """Return means and deviations by sums over clients; those of the bounds where nobody sent.
+
+        Args:
+            sums: one row, or none.
+        """
+        members = len(sums.ids)
+        if sums.rows is None or not members:
+            return [[0.0] * self.columns, [1.0] * self.columns]
+        row = getattr(sums.rows, FIELD).values.double().cpu().numpy()[0]
+        by_client = self.method.privacy.per_client
+        # without a bound on what a client contributes, rows are sums as they are
+        norm = row_norm(self.columns) if by_client or self.multiplier else 1.0
+        deviation = self.multiplier * norm
+        if self.config["placement"] == LOCAL:  # each client adds all of it, and variances add up
+            deviation *= math.sqrt(members)
+        most = float(members) if by_client else math.inf
+        scale = scale_of((norm * row).reshape(STATISTICS, self.columns), deviation, most)
+        # as clients receive it
+        found: list[list[float]] = torch.tensor(scale, dtype=self.dtype).tolist()
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of the run's numbers."""
+        return torch.float64 if self.config["dtype"] == "float64" else torch.float32
 
 
 def find_scale(method: Method, net: ServerChannel) -> None:
@@ -107,11 +128,12 @@ def find_scale(method: Method, net: ServerChannel) -> None:
         method: of the run.
         net: the server's channel to the clients.
     """
-    if not columns_of(net.agreed):
+    scale = SharedScale(method, net.agreed)
+    if not scale.columns:
         return
     if not net.state.scale:
         sums = net.sum(method.client.sum_columns, Empty(), to=net.clients)
-        net.state.scale = _found(method, net.agreed, sums)
+        net.state.scale = scale.found(sums)
     tell_scale(method, net, net.clients)
 
 
@@ -128,40 +150,9 @@ def tell_scale(method: Method, net: ServerChannel, to: Sequence[int]) -> None:
     lacking = sorted(set(to).difference(net.state.scaled))
     if not lacking:
         return
-    means, deviations = torch.tensor(net.state.scale, dtype=_dtype(net.agreed))
+    dtype = SharedScale(method, net.agreed).dtype
+    means, deviations = torch.tensor(net.state.scale, dtype=dtype)
     query, _ = message_types(method.client, "receive_scale")
     message = query(Shared(means), Shared(deviations))
     replies = net.gather(method.client.receive_scale, message, to=lacking, tries=TRIES)
     net.state.scaled = sorted({*net.state.scaled, *replies.ids})
-
-
-def _found(method: Method, config: Mapping[str, Any], sums: Sums[Any]) -> list[list[float]]:
-    """Return means and deviations by sums over clients, or the public bounds' where there are none.
-
-    Args:
-        method: of the run.
-        config: what clients and server agreed on.
-        sums: one row, or none.
-    """
-    columns = columns_of(config)
-    members = len(sums.ids)
-    if sums.rows is None or not members:
-        return [[0.0] * columns, [1.0] * columns]
-    row = getattr(sums.rows, FIELD).values.double().cpu()[0]
-    noise = float(config["noise"]) * float(config[SCALE_NOISE])
-    norm = 1.0
-    most = float(members) if method.privacy.per_client else math.inf
-    if method.privacy.per_client or noise:
-        norm = row_norm(columns)
-    deviation = noise * norm
-    if config["placement"] == LOCAL:  # each client adds all of it, and variances add up
-        deviation *= math.sqrt(members)
-    scale = scale_of((row * norm).numpy().reshape(STATISTICS, columns), deviation, most)
-    # as clients receive it
-    found: list[list[float]] = torch.tensor(scale, dtype=_dtype(config)).tolist()
-    return found
-
-
-def _dtype(config: Mapping[str, Any]) -> torch.dtype:
-    """Return the type of the run's numbers."""
-    return torch.float64 if config["dtype"] == "float64" else torch.float32
