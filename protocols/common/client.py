@@ -189,16 +189,14 @@ class TrainingClient:
         """
         clips = self._pipeline.of("column_sums").clips
         noise = context.noise
-        by_example = noise is not None and noise.noise > 0 and noise.unit == "example"
-        # slightly shorter, so that no clip changes it
-        norm = 1 - 2 * margin(self.cohort.dtype) if clips or by_example else None
-        sums = torch.from_numpy(self.cohort.column_sums(context.positions, clips, norm))
+        norm = 1 - 2 * margin(self.cohort.dtype)  # slightly shorter, so that no clip changes it
         convert = methodcaller("to", self.cohort.start)
-        if not by_example:
-            return ColumnSums(Rows(convert(sums)))
-        assert noise is not None
-        sums = context.release(sums, sensitivity=1.0, noise=noise.noise * self.scale_noise)
-        return ColumnSums(Rows(context.postprocess(convert, sums)))
+        if noise is not None and noise.noise > 0 and noise.unit == "example":
+            multiplier = noise.noise * self.scale_noise
+            released = self.cohort.released_column_sums(context, norm, multiplier)
+            return ColumnSums(Rows(context.postprocess(convert, released)))
+        sums = self.cohort.column_sums(context.positions, clips, norm if clips else None)
+        return ColumnSums(Rows(convert(torch.from_numpy(sums))))
 
     @answers(GATHER, private=False)
     def receive_scale(self, context: CallContext, query: ColumnScale) -> Ack:

@@ -132,7 +132,10 @@ def find_scale(method: Method, net: ServerChannel) -> None:
     if not scale.columns:
         return
     if not net.state.scale:
-        sums = net.sum(method.client.sum_columns, Empty(), to=net.clients)
+        for _ in range(TRIES):
+            sums = net.sum(method.client.sum_columns, Empty(), to=net.clients)
+            if sums.ids:
+                break
         net.state.scale = scale.found(sums)
     tell_scale(method, net, net.clients)
 

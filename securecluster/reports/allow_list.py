@@ -79,7 +79,7 @@ OPTIONS: dict[str, Rule] = {
         "gradient_noise gram_mechanism gram_noise grid height init k keep_momentum landmarks layer "
         "layer_mask least_choosers least_members level linkage local_rounds loss_clip loss_noise "
         "lr mask metric min_samples min_size minimum_size moments momentum networks newcomers_by "
-        "noise optimizer "
+        "noise optimizer scale_noise "
         "participation period placement positions pre_rounds public quantile radius radius_scale "
         "rebalance refine regularization relevance relevance_release residuals retrain rounds "
         "sealed selection_noise selection_share signature signature_blocks signature_centre "

@@ -395,6 +395,12 @@ def _public(config: Config) -> list[str]:
             "each client scales its samples by their own mean and deviation, which changes its "
             "contributions alone, and epsilon covers these as a whole"
         )
+    if scaling is not None and scaling.shared:
+        public.append(
+            "the bounds of the features are public, and known without the data; samples are "
+            "scaled by means and deviations over all clients, which follow from one noised sum "
+            "(column_sums) that epsilon includes"
+        )
     return public
 
 

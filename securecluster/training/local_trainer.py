@@ -251,6 +251,22 @@ class LocalTrainer:
             raise PolicyError("this run finds no scale that its clients share: nothing is told")
         return self._waiting.sums(clients, means, norm)
 
+    def released_column_sums(self, context: Any, norm: float, noise: float) -> torch.Tensor:
+        """Return the sums of `column_sums` with noise, and never without it where the run has some.
+
+        Args:
+            context: of the call (`CallContext`), with its clients.
+            norm: of what one sample contributes, at most 1.
+            noise: multiplier of the noise.
+        """
+        clients = context.positions
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: nothing is told")
+        sums = torch.from_numpy(self._waiting.sums(clients, False, norm))
+        released: torch.Tensor = context.release(sums, sensitivity=1.0, noise=noise)
+        self.access.read("column_sums", clients, bool(context.releases.of([released])))
+        return released
+
     def rescale(self, clients: Sequence[int], scale: torch.Tensor) -> None:
         """Bring the samples of some clients to the scale that the run found.
 
