@@ -43,7 +43,7 @@ from securecluster.protocols.common.comparison.evidence import SignatureEvidence
 from securecluster.protocols.common.options.compression_options import CompressionOptions
 from securecluster.results.fitted import FittedRun
 from securecluster.results.predictions import read_samples
-from securecluster.results.preparation import preparation
+from securecluster.results.preparation import own_numbers, preparation
 
 # p-value at which a cluster with missing replies waits for a complete round (not in the paper)
 HINT = 0.1
@@ -134,7 +134,7 @@ class FittedCFL(FittedRun):
         dtype = getattr(torch, config["dtype"])
         flat = self.network_.to(torch.device("cpu"), dtype)
         samples = read_samples(x, self.kept_)
-        numbers = preparation(config, None)
+        numbers = preparation(config, own_numbers(self.kept_, None))
         if numbers is not None:
             from securecluster.results.exported_models import Prepared
 

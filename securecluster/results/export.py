@@ -19,7 +19,7 @@ from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
-from securecluster.results.preparation import Numbers, of_rows, preparation
+from securecluster.results.preparation import Numbers, of_rows, own_numbers, preparation
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
@@ -72,12 +72,13 @@ def export(
     config = fitted.kept_.learned.config
     numbers: dict[str, Numbers | None] = {}
     own_alone = of_rows(config)
+    shared = None if own_alone else preparation(config, own_numbers(fitted.kept_, None))
     for c, state in enumerate(fitted.models_):
         # a graph cannot refuse samples that nobody prepared
         if state is not None and not (own_alone and form == "onnx"):
             content["clusters"][str(c)] = f"cluster{c}.{form}"
             states[f"cluster{c}.{form}"] = state
-            numbers[f"cluster{c}.{form}"] = None if own_alone else preparation(config, None)
+            numbers[f"cluster{c}.{form}"] = None if own_alone else shared
     names = ClientNames([*fitted.kept_.learned.names, *fitted._guests])
     for client in clients:
         state = fitted.model_of(client)

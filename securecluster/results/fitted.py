@@ -274,11 +274,12 @@ class FittedRun:
         called = ClientNames(names).positions_called(client)
         return self._guests[names[called[0]]] if called else None
 
-    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
-        """Return what a client or a newcomer keeps of its own data."""
-        guest = self._guest(client)
-        if guest is not None:
-            return guest.numbers
+    def _own(self, client: Client | None) -> Mapping[str, torch.Tensor]:
+        """Return what a client or a newcomer keeps of its own data, and what all share."""
+        guest = None if client is None else self._guest(client)
+        if client is None or guest is not None:
+            own = {} if guest is None else guest.numbers
+            return {**own_numbers(self.kept_, None), **own}
         return own_numbers(self.kept_, self._client_names.position(client))
 
     def secrets_of(self, client: Client) -> Secrets:
@@ -349,7 +350,7 @@ class FittedRun:
                 "give a client or a cluster: module_of(client) or module_of(cluster=0)"
             )
         state = self._state_of(cluster) if client is None else self.model_of(client)
-        numbers = preparation(self._config, None if client is None else self._own(client))
+        numbers = preparation(self._config, self._own(client))
         return predictions.module_with(
             self.method, self._config, self.network_.objective, state, numbers
         )

@@ -127,7 +127,7 @@ class Fitted(Protocol):
     _newcomers_record: Any
     _guests: dict[str, Any]  # newcomers by name
 
-    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
+    def _own(self, client: Client | None) -> Mapping[str, torch.Tensor]:
         """Return what a client or a newcomer keeps of its own data."""
 
     def model_of(self, client: Client) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def carry_out(
         run = simulated.start(watcher)
         server = simulated.server
         with named_in_errors(federation.names):
+            server.find_scale()
             with without_clients(server.method):
                 state = server.method.run_server(server.net, run)
             server.check(state)

@@ -421,11 +421,27 @@ def _public(config: Config) -> list[str]:
             f"the vocabulary ({classes} tokens) is public; that of ag_news was counted on all of "
             "its training articles, which no epsilon covers"
         )
+    return [*public, *_public_scales(config)]
+
+
+def _public_scales(config: Config) -> list[str]:
+    """Return what samples are scaled by, and which of it the guarantee takes as public.
+
+    Args:
+        config: of the run.
+    """
+    public = []
     scaling = Scaling.read(config.get("scaling"))
     if scaling is not None and scaling.of_rows:
         public.append(
             "each client scales its samples by their own mean and deviation, which changes its "
             "contributions alone, and epsilon covers these as a whole"
+        )
+    if scaling is not None and scaling.shared:
+        public.append(
+            "the bounds of the features are public, and known without the data; samples are "
+            "scaled by means and deviations over all clients, which follow from one noised sum "
+            "(column_sums) that epsilon includes"
         )
     return public
 

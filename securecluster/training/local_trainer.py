@@ -27,7 +27,8 @@ from securecluster.core.client_names import stream_of
 from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
-from securecluster.errors import UsageError
+from securecluster.data.scaling import POOLED
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models.optimizers import LastingRows, MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
@@ -49,6 +50,7 @@ from securecluster.training.joint_training import Request
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
+    from securecluster.data.shared_scale import WaitingSamples
     from securecluster.models.flat_model import Params
     from securecluster.models.validation import FlatModel
     from securecluster.training.dp_sgd import DPSGDState
@@ -203,9 +205,8 @@ class LocalTrainer:
             size = len(shard.y)
             in_training = self._training_mask(stream, size, validation_share)
             held_out = ~in_training
-            validated.append((shard.x[held_out], shard.y[held_out]))
-            x = shard.x
-            y = shard.y
+            x, y = shard.samples, shard.y
+            validated.append((x[held_out], y[held_out]))
             if not bool(in_training.all()):  # complete shards are not copied
                 x = x[in_training]
                 y = y[in_training]
@@ -213,10 +214,27 @@ class LocalTrainer:
             given.append(None if shard.weights is None else shard.weights[in_training])
         self._sizes = [len(y) for _, y in trained]
         self._validation_sizes = [len(y) for _, y in validated]
-        self._train_on = replace(self._samples(trained), weights=self._given_weights(given))
+        self._weights = self._given_weights(given)
         self._importance: dict[Any, torch.Tensor | None] = {}  # by `class_weight`
+        tested = [(shard.test_samples, shard.y_test) for shard in shards]
+        self._waiting: WaitingSamples | None = None
+        if federation.scaling is not None and federation.scaling.shared:
+            from securecluster.data.shared_scale import WaitingSamples
+
+            numbers = federation.scaling.numbers
+            self._waiting = WaitingSamples(numbers, [trained, validated, tested])
+            trained, validated, tested = self._waiting.scaled()
+        self._hold(trained, validated, tested)
+
+    def _hold(
+        self,
+        trained: Sequence[tuple[Any, Any]],
+        validated: Sequence[tuple[Any, Any]],
+        tested: Sequence[tuple[Any, Any]],
+    ) -> None:
+        """Put each client's samples (x, y) on the device, and watch that no call changes them."""
+        self._train_on = replace(self._samples(trained), weights=self._weights)
         self._aside_on = self._samples(validated)
-        tested = [(shard.x_test, shard.y_test) for shard in shards]
         self._test_on = self._samples(tested)
         # tables and offsets of the training samples, which every step of training reads
         self._x = self._train_on.x
@@ -227,6 +245,56 @@ class LocalTrainer:
         for samples in sample_sets:
             tables += [samples.x, samples.y]
         self.access.watch(tables)
+
+    def column_sums(
+        self, clients: Sequence[int], means: bool, norm: float | None = None
+    ) -> FloatArray:
+        """Return counts, sums and sums of squares of each client's features, (b, 3f).
+
+        Args:
+            clients: positions of the clients.
+            means: divide by the client's number of samples.
+            norm: to which these are scaled, where they are the largest of one sample; None leaves
+                them as they are.
+
+        Raises:
+            PolicyError: the run finds no scale that clients share.
+        """
+        self.access.read("column_sums", clients)
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: nothing is told")
+        return self._waiting.sums(clients, means, norm)
+
+    def released_column_sums(self, context: Any, norm: float, noise: float) -> torch.Tensor:
+        """Return the sums of `column_sums` with noise, and never without it where the run has some.
+
+        Args:
+            context: of the call (`CallContext`), with its clients.
+            norm: of what one sample contributes, at most 1.
+            noise: multiplier of the noise.
+        """
+        clients = context.positions
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: nothing is told")
+        sums = torch.from_numpy(self._waiting.sums(clients, False, norm))
+        released: torch.Tensor = context.release(sums, sensitivity=1.0, noise=noise)
+        self.access.read("column_sums", clients, bool(context.releases.of([released])))
+        return released
+
+    def rescale(self, clients: Sequence[int], scale: torch.Tensor) -> None:
+        """Bring the samples of some clients to the scale that the run found.
+
+        Args:
+            clients: positions of the clients.
+            scale: (2, f) mean and deviation of each feature on its public bounds.
+
+        Raises:
+            PolicyError: the run finds no scale that clients share.
+        """
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: it is refused")
+        self._waiting.scales[list(clients)] = scale.double().cpu().numpy()
+        self._hold(*self._waiting.scaled())
 
     @property
     def sizes(self) -> list[int]:
@@ -876,9 +944,14 @@ class LocalTrainer:
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the clients' state between trainings: momentum, local layers and best models."""
+        """Return the clients' state between trainings, by name.
+
+        This is momentum, local layers, best models, and a shared scale.
+        """
         lasting = (self._momenta, self._local, self._best)
         kept = [rows.memory() for rows in lasting if rows is not None]
+        if self._waiting is not None:
+            kept.append({POOLED: torch.from_numpy(self._waiting.scales.copy())})
         return {name: tensor for memory in kept for name, tensor in memory.items()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -897,6 +970,9 @@ class LocalTrainer:
         if "best_models" in memory:
             self._best = BestModels(len(self.ids), self._whole_start)
             self._best.recall(memory)
+        if self._waiting is not None and POOLED in memory:
+            self._waiting.scales[:] = memory[POOLED].numpy()
+            self._hold(*self._waiting.scaled())
 
     @property
     def measures(self) -> bool:
