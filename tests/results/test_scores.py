@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from sklearn import metrics
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
 from securecluster import Federation, LabelSwap
+from securecluster.cli.main import main
 from securecluster.core.randomness import Randomness
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Binary, Language, MultiLabel, Trajectory
@@ -345,3 +349,36 @@ def test_models_below_their_baseline_are_told_in_warning_and_result() -> None:
         said = f"{name} {score:.3f} against {known:.3f} ({frame.loc[name, 'samples']} samples)"
         assert said in fitted.warning_
     assert FedAvg(rounds=9, model="linear").fit(federation).warning_ is None
+
+
+def test_reports_and_pages_have_them_and_what_is_handed_over_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_pictures: None
+) -> None:
+    sites = {f"[bold]{name}": rows for name, rows in skewed().items()}
+    federation = Federation.from_arrays(sites, classes=3, seed=0)
+    folder = tmp_path / "run"
+    fitted = FedAvg(rounds=3, model="linear").fit(federation, folder=folder)
+    frame = fitted.to_frame("scores")
+    below = frame.index[
+        (frame["accuracy"] < frame["accuracy_baseline"]) & (frame["accuracy_baseline"] < 1)
+    ].tolist()
+    scores = json.loads((folder / "result.json").read_text())["metrics"]["accuracy"]
+    assert scores["below_baseline"] == below != []
+    assert scores["baseline"] == pytest.approx(frame["accuracy_baseline"].mean())
+    assert scores["baseline_per_cluster"] == pytest.approx([scores["baseline"]])
+    bundles = [tmp_path / "covered.zip", tmp_path / "all.zip"]
+    assert main(["report", str(folder), "--html", "--bundle", str(bundles[0])]) == 0
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert f"knows training targets alone: {', '.join(below)}" in printed
+    row = frame.iloc[0]
+    cells = [f"{row[name]:.3f} ({row[f'{name}_baseline']:.3f})" for name in CLASSES[:2]]
+    assert f"[bold]a 0 {row['samples']:.0f} {' '.join(cells)}" in printed
+    means = [f"{frame[name].mean():.3f} (" for name in CLASSES[:2]]
+    assert f"mean of 3 all {frame['samples'].sum()} {means[0]}" in printed
+    page = (folder / "report.html").read_text()
+    assert all(text in page for text in (*cells, *means, "no ε covers them"))
+    assert main(["report", str(folder), "--bundle", str(bundles[1]), "--with-uncovered"]) == 0
+    for path, is_there in zip(bundles, (False, True), strict=True):
+        with zipfile.ZipFile(path) as bundle:
+            texts = [bundle.read(name).decode() for name in ("report.html", "result.json")]
+        assert [cells[0] in texts[0], '"baseline"' in texts[1]] == [is_there, is_there]
