@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
-from securecluster.models.objectives import Classification, Language, Objective, Trajectory
+from securecluster.models.objectives import (
+    Classification,
+    Language,
+    Objective,
+    Regression,
+    Trajectory,
+)
 from securecluster.training.evaluation import EVALUATED
 
 if TYPE_CHECKING:
@@ -67,12 +73,40 @@ class HeldOut:
         known = [known_of(objective, y, cohort.classes) for y in trained.by_client()]
         parts = list(zip(known, held.by_client(), strict=True))
         baselines = np.array([mean_score(objective, *part) for part in parts], dtype=np.float64)
+        baselines *= cohort.units
         kept = {SIZES: torch.as_tensor(np.diff(held.offsets))}
         if objective.kind not in OF_METRIC and len(held.y):
             outputs = held.outputs(cohort.model, models)
-            kept |= {OUTPUTS: outputs, TARGETS: held.y, KNOWN: torch.stack(known)}
+            measured = outputs, held.y, torch.stack(known)
+            if isinstance(objective, Regression):
+                measured = _in_units(objective, cohort, kept[SIZES], *measured)
+            kept |= dict(zip((OUTPUTS, TARGETS, KNOWN), measured, strict=True))
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}
         return cls(scores, objective.judged(baselines), kept)
+
+
+def _in_units(
+    objective: Regression,
+    cohort: LocalTrainer,
+    sizes: torch.Tensor,
+    outputs: torch.Tensor,
+    y: torch.Tensor,
+    known: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return outputs, targets and what baselines know in units of the targets' own, from the centre
+    of their scale.
+
+    Args:
+        objective: of the run.
+        cohort: the clients' data.
+        sizes: test samples of each client, (m,).
+        outputs: of all test samples, (N, k or more).
+        y: their targets, (N, k).
+        known: mean and median of each client's training targets, (m, 2, k).
+    """
+    own = torch.as_tensor(cohort.units)[:, None] * torch.tensor(objective.units).double()
+    of_rows = own.repeat_interleave(sizes, 0).expand(len(y), y.shape[1]).to(y.device)
+    return outputs[:, : y.shape[1]].double() * of_rows, y.double() * of_rows, known * own[:, None]
 
 
 def known_of(objective: Objective, y: torch.Tensor, classes: int) -> torch.Tensor:

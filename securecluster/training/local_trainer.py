@@ -176,7 +176,7 @@ class LocalTrainer:
         self.start = self.model.initial()
         self.classes = federation.classes
         # what one unit of a client's score is in its own numbers, where these are standardised
-        self._units = np.array([federation.shards[k].unit for k in clients])
+        self.units = np.array([federation.shards[k].unit for k in clients])
         self.secret = secret
         # whether the run has noise, under which what is not finite leaves as zeros without an error
         self.tells_of_zeros = False
@@ -935,7 +935,7 @@ class LocalTrainer:
         all_clients = range(len(self.ids))
         models = self.whole(models, all_clients)
         means = self._test_on.mean(objective.scores, self.model, models, all_clients)
-        return objective.judged(means * self._units)
+        return objective.judged(means * self.units)
 
     def validation_loss(
         self, models: Rows, clients: Sequence[int], bound: float | None = None
