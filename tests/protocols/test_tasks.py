@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from securecluster import FedAvg, Federation
 from securecluster.errors import UsageError
@@ -154,6 +155,14 @@ def test_a_clients_score_is_its_error_in_its_own_unit() -> None:
         x = shard.x_test * np.asarray(shard.scale.width) + np.asarray(shard.scale.centre)
         y = shard.y_test * shard.target.width[0] + shard.target.centre[0]
         assert fitted.scores_[k] == pytest.approx(fitted.score(name, x, y), rel=1e-4)
+        row = fitted.to_frame("scores").loc[name]
+        assert row["mae"] == pytest.approx(fitted.scores_[k], rel=1e-4)
+        y_train = shard.y * shard.target.width[0] + shard.target.centre[0]
+        away = mean_absolute_error(y, np.full_like(y, y_train.mean()))
+        assert row["mean_absolute_error_baseline"] == pytest.approx(away, rel=1e-4)
+        assert row["rmse"] == pytest.approx(
+            root_mean_squared_error(y, fitted.predict_samples(name, x)), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize(
