@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from securecluster.errors import UsageError
@@ -35,6 +36,9 @@ def need(module: str) -> Any:
     Raises:
         UsageError: the package is not installed.
     """
+    loaded = sys.modules.get(module)
+    if loaded is not None:  # readers of tables ask for each column
+        return loaded
     try:
         return importlib.import_module(module)
     except ImportError:

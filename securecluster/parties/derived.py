@@ -32,6 +32,8 @@ M = TypeVar("M", bound=Method)
 
 # options that were chosen for a target ε: the name in a configuration, and of a method's attribute
 CHOSEN = "chosen"
+# in a configuration: the noise multiplier of a shared scale's sum over that of training
+SCALE_NOISE = "scale_noise"
 GIVEN = "_given"  # attribute of a protocol: names of the options that its constructor was given
 
 
@@ -183,7 +185,8 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
     task = objective(config["objective"])
     randomness = Randomness(config["seed"])
     network = method.training.network(method)
-    return build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    flat = build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    return flat.with_local(method.training.local_layers or ())
 
 
 def module_doubts(method: Method, federation: Federation) -> list[str]:

@@ -141,11 +141,21 @@ class ServerHalf:
             UsageError: the loop asks for what only an object that met clients' data can have, or
                 its state is of another class than it declares, or has no label for each client.
         """
+        self.find_scale()
         with without_clients(self.method):
             state = self.method.run_server(self.net, run)
         self.net.end()
         self.check(state)
         return state
+
+    def find_scale(self) -> None:
+        """Find the scale of features that clients share, where they do, and tell those who lack it.
+
+        It comes before the server's loop, which knows nothing of it.
+        """
+        from securecluster.parties.shared_scale import find_scale
+
+        find_scale(self.method, self.net)
 
     def check(self, state: Any) -> None:
         """Check what the server's loop returned.
@@ -172,6 +182,8 @@ class ServerHalf:
             number: of the round.
         """
         self.net.round = int(number)
+        if self.net.state.scale:  # who missed it is told now
+            self.find_scale()
 
     def _traffic(self) -> Line:
         """Return the bytes so far, for the history."""
