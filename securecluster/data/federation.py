@@ -1142,9 +1142,7 @@ def _shard(
     if scaling.shared:
         gaps, gaps_test = (scaling.gaps(samples) for samples in (x, x_test))
     x, x_test = (scaling.prepared(samples, scale) for samples in (x, x_test))
-    return Shard(
-        x, y, x_test, y_test, scale, seen, target, gaps=gaps, gaps_test=gaps_test
-    )
+    return Shard(x, y, x_test, y_test, scale, seen, target, gaps=gaps, gaps_test=gaps_test)
 
 
 def _weighted(

@@ -24,13 +24,14 @@ from securecluster.models.objectives import (
     Regression,
     Trajectory,
 )
-from securecluster.training.chance_level import TOLERANCE
 from securecluster.training.evaluation import EVALUATED
 
 if TYPE_CHECKING:
     from securecluster.training.local_trainer import LocalTrainer
 
 FloatArray = NDArray[np.float64]
+# accuracies are means over samples, which float64 rounds
+TOLERANCE = 1e-9
 # in the clients' extra state, client after client
 OUTPUTS = "test_outputs"  # of each client's model, (N, …)
 TARGETS = "test_targets"  # (N, …)
