@@ -24,7 +24,6 @@ OPTIONAL = {
     "import jax\n": "jax",
     "utils.tensorboard import": "tensorboard",
     "import mlflow\n": "mlflow",
-    "import wandb\n": "wandb",
 }
 INSTALLED = "pip install -e . && "  # done already where blocks are run
 

@@ -26,7 +26,8 @@ from threading import Event, Lock, Thread
 from securecluster.core import atomic_files
 from securecluster.errors import FrameError, SecureClusterError, UsageError
 from securecluster.messaging import refusals
-from securecluster.nodes.events import OK, Answered, Listener
+from securecluster.nodes.events import OK as OK
+from securecluster.nodes.events import Answered, Listener
 from securecluster.nodes.node import Node
 from securecluster.nodes.party import Party
 from securecluster.parties.frame_bounds import largest_authority_request, largest_request

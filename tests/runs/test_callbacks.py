@@ -16,6 +16,7 @@ import pytest
 from cases import EVERY_PROTOCOL, FULL, NOISE, build
 
 from securecluster import FedAvg, Federation
+from securecluster.attacks import experiments
 from securecluster.cli.main import main
 from securecluster.core import atomic_files
 from securecluster.errors import ReplayError, UsageError
@@ -171,6 +172,9 @@ def test_what_is_said_of_a_stopped_run(
     with pytest.raises(ReplayError):  # what stopped it is a part of the record
         again.replay(again.transcript_, config)
     summary.stopped = stop
+    # as an audit repeats it, and runs its twins
+    repeated, _ = experiments.tapped(CFL(rounds=5, model="linear"), small, FULL, None, stop)
+    assert repeated.server_state_ == again.server_state_
     assert main(["replay", str(folder)]) == 0
     assert main(["report", str(folder), "--html"]) == 0
     text = capsys.readouterr().out
