@@ -19,7 +19,7 @@ from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
-from securecluster.results.preparation import Numbers, preparation
+from securecluster.results.preparation import Numbers, preparation, seen_by
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
@@ -86,7 +86,10 @@ def export(
         file = f"client{position}.{form}"
         content["own"][names.names[position]] = file
         states[file] = state
-        numbers[file] = preparation(config, fitted._own(client))
+        own = fitted._own(client)
+        numbers[file] = preparation(config, own)
+        if form != "onnx":
+            numbers[file] = {**(numbers[file] or {}), **seen_by(own)}
     if not states:
         fitted.kept_.check_clients()
         reason = "no cluster shares a model"

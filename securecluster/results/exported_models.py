@@ -10,6 +10,7 @@ Where the run trained a module of your own, give it: load("north", module=MyNetw
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,17 @@ from safetensors.torch import load_file
 from torch import nn
 
 FOLDER = Path(__file__).parent
-NUMBERS = ("last", "fill", "source", "mark", "low", "high", "centre", "width")  # of a preparation
+NUMBERS = (
+    "seen",
+    "last",
+    "fill",
+    "source",
+    "mark",
+    "low",
+    "high",
+    "centre",
+    "width",
+)  # of a preparation
 
 
 class Prepared(nn.Module):
@@ -34,8 +45,13 @@ class Prepared(nn.Module):
             in for NaN, and each feature is the column `source`, or 1 where that has the value
             `mark`, if this is none. With `last` images have their channels last.
         dtype: of the weights.
+
+    Attributes:
+        seen: the smallest and the largest value that the client trained on in each column (2, k);
+            None where they are not known. `forward` warns of rows far outside of them.
     """
 
+    seen: torch.Tensor | None
     fill: torch.Tensor
     source: torch.Tensor
     mark: torch.Tensor
@@ -53,7 +69,7 @@ class Prepared(nn.Module):
         self.bounded = "low" in numbers
         self.fills = "fill" in numbers
         self.turns = "last" in numbers
-        for name, values in numbers.items():
+        for name, values in {"seen": None, **numbers}.items():
             self.register_buffer(name, values)
 
     def prepared(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,10 +85,50 @@ class Prepared(nn.Module):
         # the run's clients have samples in single precision
         return scaled.masked_fill(constant, 0.0).float().to(self.dtype)
 
+    def strangers(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return where samples (n, k) are none of a column's categories, NaN for numbers (n, k)."""
+        if not self.fills:
+            return None
+        values = x.double()
+        found = torch.full_like(values, torch.nan)
+        for column in self.source[~self.mark.isnan()].long().unique():
+            known = self.mark[self.source == column]
+            is_known = torch.isin(values[:, column], known) | values[:, column].isnan()
+            found[:, column] = (~is_known).double()
+        return found
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's outputs for samples (n, …)."""
+        # a graph that is being written cannot look at its samples
+        if self.seen is not None and not torch.compiler.is_compiling():
+            note_far(x, self.seen, self.strangers(x))
         outputs: torch.Tensor = self.network(self.prepared(x))
         return outputs
+
+
+def note_far(x: torch.Tensor, seen: torch.Tensor, strangers: torch.Tensor | None = None) -> None:
+    """Warn of samples far outside of what a client trained on.
+
+    They lie beyond its smallest or largest value by more than the distance between these two, or
+    are none of a column's categories.
+
+    Args:
+        x: samples (n, k).
+        seen: the smallest and the largest value of each column (2, k).
+        strangers: as `Prepared.strangers` returns it.
+    """
+    low, high = seen
+    margin = high - low + seen.abs().amax(0) * torch.finfo(torch.float32).eps
+    far = (x < low - margin) | (x > high + margin)
+    if strangers is not None:
+        far = torch.where(strangers.isnan(), far, strangers == 1)
+    columns = far.any(0).nonzero().flatten().tolist()
+    if columns:
+        warnings.warn(
+            f"values in {int(far.any(1).sum())} of {len(x)} rows lie far outside of what the client "
+            f"trained on, in columns {columns} from 0: its model has seen nothing like them",
+            stacklevel=3,
+        )
 
 
 @cache
@@ -107,7 +163,8 @@ def load(
     file = _file_of(exported, client, cluster)
     state = load_file(FOLDER / file)
     numbers = {name: state.pop(f"prepare.{name}") for name in NUMBERS if f"prepare.{name}" in state}
-    if exported["scaling"] and not numbers:
+    is_prepared = "centre" in numbers
+    if exported["scaling"] and not is_prepared:
         raise ValueError(
             "each client of the run standardised its features by its own mean and deviation, which "
             "are beside its own model alone: export it with clients=[its name], and load(its name)"
@@ -122,7 +179,9 @@ def load(
     wrong = [name for name in missing if not name.endswith("_extra_state")] + unexpected
     if wrong:
         raise ValueError(f"the module has other tensors than the run's, such as {wrong[0]}")
-    return (Prepared(model, numbers, dtype) if numbers else model).eval()
+    if not is_prepared:
+        model.seen = numbers.get("seen")
+    return (Prepared(model, numbers, dtype) if is_prepared else model).eval()
 
 
 def _file_of(exported: dict[str, Any], client: object, cluster: int | None) -> str:
@@ -156,6 +215,9 @@ def predict(model: nn.Module, x: torch.Tensor) -> list[object]:
     classes = content()["classes"]
     with torch.no_grad():
         if not isinstance(model, Prepared):
+            seen = getattr(model, "seen", None)
+            if isinstance(seen, torch.Tensor):
+                note_far(x, seen)
             x = x.to(getattr(torch, content()["dtype"]))
         outputs = model(x)
     return [classes[k] for k in outputs[:, : len(classes)].argmax(-1).tolist()]

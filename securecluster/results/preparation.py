@@ -108,7 +108,17 @@ def preparation(config: Mapping[str, Any], own: Numbers | None) -> dict[str, tor
         numbers["last"] = 1
     if scaling.low:
         numbers |= {"low": scaling.low, "high": scaling.high}
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
+    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
+    return tensors | seen_by(own or {})
+
+
+def seen_by(own: Numbers) -> dict[str, torch.Tensor]:
+    """Return the smallest and the largest values that a client trained on, as `Prepared` has them.
+
+    Args:
+        own: what the client keeps of its own data.
+    """
+    return {"seen": own[RANGES]} if RANGES in own else {}
 
 
 def read_guests(folder: Path) -> dict[str, Guest]:
