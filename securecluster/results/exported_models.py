@@ -125,8 +125,8 @@ def note_far(x: torch.Tensor, seen: torch.Tensor, strangers: torch.Tensor | None
     columns = far.any(0).nonzero().flatten().tolist()
     if columns:
         warnings.warn(
-            f"values in {int(far.any(1).sum())} of {len(x)} rows lie far outside of what the client "
-            f"trained on, in columns {columns} from 0: its model has seen nothing like them",
+            f"values in {int(far.any(1).sum())} of {len(x)} rows lie far outside of what the "
+            f"client trained on, in columns {columns} from 0: its model has seen nothing like them",
             stacklevel=3,
         )
 
