@@ -77,7 +77,7 @@ class SumsOfSplits(fl.SumOptions):
             return None
         return (
             "CFL compares clients' single updates, which secure sums do not show: let it compare "
-            "sketches (--sketch 256) or compressed updates (--compress 8bit), take signature "
+            "sketches (--sketch 256) or compressed updates (compress), take signature "
             "gradient, or take aggregation plain"
         )
 
@@ -189,7 +189,7 @@ class CFLAdditions(fl.Additions):
     """
     min_size: Annotated[int, fl.AtLeast(2)] = 3
     """clusters with fewer members are not split"""
-    landmarks: int | None = None
+    landmarks: Annotated[int | None, fl.IN_PYTHON] = None
     """clients of a cluster whose updates α compares pair by pair, drawn anew each round; the others
     join the half with the most similar one, so time and memory are linear in the clients; None
     compares all pairs
@@ -223,7 +223,7 @@ class CFL(fl.Published, fl.ClusteringProtocol):
     """what α compares: update, or gradient (the full one, which members of a stationary cluster
     compute in addition)
     """
-    average: Annotated[str, fl.OneOf("uniform", "weighted")] = "uniform"
+    average: Annotated[str, fl.OneOf("uniform", "weighted"), fl.IN_PYTHON] = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
     tree: Annotated[bool, fl.IN_PYTHON] = True
     """store models and updates of splits at the server (at each level as much as a round's

@@ -147,6 +147,11 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 f"clients of {self.name} start anew from other models, whose momentum is not "
                 "theirs: leave keep_momentum out"
             )
+        if self.training.local_layers and not self.client.one_model:
+            raise UsageError(
+                f"clients of {self.name} start anew from other models, whose local layers are not "
+                "theirs: leave local_layers out"
+            )
         build(self.mask)
         self._check_choices()
         if clients < 2:

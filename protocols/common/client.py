@@ -25,7 +25,7 @@ from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained, digest
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import Secrets
@@ -142,7 +142,7 @@ class TrainingClient:
         return Update(Rows(delta), sizes)
 
     def tuned(self, models: Rows, rounds: int) -> Rows:
-        """Return models after each client has trained its own alone, (m, d).
+        """Return models after each client has trained its own alone, (m, d), with local layers.
 
         Nothing of it leaves the clients, so it is trained without noise. No state changes: the same
         models give the same result whenever and however often they are tuned. A client whose
@@ -152,15 +152,25 @@ class TrainingClient:
             models: (m, d) of all clients of the cohort, at the end of a run.
             rounds: of tuning, each as long as a round of the run.
         """
+        clients = range(len(self.cohort.ids))
+        models = self.cohort.whole(models, clients)
         if not rounds:
             return models
-        clients = range(len(self.cohort.ids))
         own_row = tuple(clients)
-        plan = replace(self.training, clip=0.0, noise=0.0, keep_momentum=False, label_power=1.0)
+        plan = replace(
+            self.training,
+            clip=0.0,
+            noise=0.0,
+            keep_momentum=False,
+            label_power=1.0,
+            keep_local=False,
+        )
         table = models.values
+        near = MeanRegularizer(Rows(table, own_row), plan.ditto) if plan.ditto else None
         for number in range(rounds):
             start = Rows(table, own_row)
-            update = self.cohort.train(start, clients, plan, TUNING_STEP + number)
+            step = TUNING_STEP + number
+            update = self.cohort.train(start, clients, plan, step, regularizer=near)
             finite = update.isfinite().all(1, keepdim=True)
             table = torch.where(finite, table + update, table)
         return Rows(table, own_row)

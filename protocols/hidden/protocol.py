@@ -31,7 +31,6 @@ import numpy as np
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
-from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.pipeline import Kind, Stage
 from securecluster.protections.registry import ADVISED
@@ -532,11 +531,10 @@ class Hidden(fl.ClusteringProtocol):
         Raises:
             UsageError: clients cannot have such a point.
         """
-        if facts.objective.kind != Classification.kind:
-            raise fl.UsageError(
-                "hidden clusters clients by the means of their classes, and these data have none: "
-                "take ifca, with aggregation secagg"
-            )
+        facts.check_classes(
+            "hidden clusters clients by the means of their classes",
+            "take ifca, with aggregation secagg",
+        )
         if self.signature_size is not None:
             point = ClassMeans(facts.shape, facts.classes, self.size, facts.seed)
             if self.size > point.length:

@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from securecluster.core.number_format import printable
 from securecluster.core.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, on_command_line, unknown
 from securecluster.protocols.registry import (
+    ALL_TASKS,
     MODELS,
     PROTOCOLS,
     facts,
@@ -409,12 +410,32 @@ def _replay(argv: list[str]) -> int:
 def _print_foreign() -> None:
     """Print what protocols need of a model of another framework."""
     print("needed of a model of another framework (ForeignModel, in Python):")
-    needs = dict.fromkeys(fact.foreign for fact in PROTOCOLS.values())
-    for calls in sorted(needs, key=lambda calls: ("cannot" in calls, len(calls))):
-        names = [name for name, fact in PROTOCOLS.items() if fact.foreign == calls]
-        first = f"  {calls:<29} "
-        print(textwrap.fill(", ".join(names), 80, initial_indent=first, subsequent_indent=" " * 32))
+    needs = {name: fact.foreign for name, fact in PROTOCOLS.items()}
+    _print_groups(
+        needs, sorted(dict.fromkeys(needs.values()), key=lambda n: ("cannot" in n, len(n)))
+    )
     print("train*: one that follows call.lr and call.batches(); drawn start: a function\n")
+
+
+def _print_tasks() -> None:
+    """Print the tasks that clients of each protocol learn."""
+    print("tasks that clients learn (--task), but for text and positions:")
+    tasks = {name: fact.tasks for name, fact in PROTOCOLS.items()}
+    _print_groups({name: "all" if of == ALL_TASKS else of for name, of in tasks.items()})
+    print(f"all: {ALL_TASKS}\n")
+
+
+def _print_groups(groups: Mapping[str, str], order: Iterable[str] = ()) -> None:
+    """Print the protocols of each group.
+
+    Args:
+        groups: group of each protocol by its name.
+        order: of the groups; empty for that in which they come.
+    """
+    for group in order or dict.fromkeys(groups.values()):
+        names = [name for name, own in groups.items() if own == group]
+        first = f"  {group:<29} "
+        print(textwrap.fill(", ".join(names), 80, initial_indent=first, subsequent_indent=" " * 32))
 
 
 def _list(argv: list[str]) -> int:
@@ -432,11 +453,12 @@ def _list(argv: list[str]) -> int:
         with output():
             compatibility.show()
         return 0
-    from securecluster.data import SCENARIOS, SOURCES
+    from securecluster.data import SCENARIOS
+    from securecluster.data.datasets import source_names
     from securecluster.privacy.masking.masks import mask_names
 
     rows: dict[str, Iterable[str]] = {
-        "data": SOURCES,
+        "data": source_names(),
         "scenarios": SCENARIOS,
         "models": MODELS,
         "masks": mask_names(),
@@ -447,6 +469,7 @@ def _list(argv: list[str]) -> int:
             line = f"{name:<13} {fact.k:<4} {fact.finds:<32} {fact.reads}"
             print(printable(line.rstrip()))
         print("k: whether the number of clusters must, need not or may be given\n")
+        _print_tasks()
         _print_foreign()
         for heading, choices in rows.items():
             print(f"{heading:<10} {', '.join(choices)}")

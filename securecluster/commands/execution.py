@@ -333,7 +333,7 @@ def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:
     from securecluster.core.serialization import unpack
     from securecluster.figures import curves
 
-    state: Any = unpack(run.server_state, state_class(run.protocol))
+    state: Any = unpack(run.kept.server, state_class(run.protocol))
     with noted(note):
         curves.draw(run.folder, run.result, run.history, state, True)
     return run.pictures

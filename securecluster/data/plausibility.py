@@ -80,8 +80,7 @@ def count_classes(labels: Sequence[Array], are_numbers: bool = True) -> tuple[in
         rarest = np.unique(all_labels, return_counts=True)[1].min()
         doubts.append(
             f"{len(all_labels)} samples have {occurring} different labels, and {rarest} has the "
-            "rarest: labels are classes, and to predict numbers (regression) is not supported yet, "
-            "so group them"
+            "rarest: labels are classes, so group them, or predict numbers (task regression)"
         )
     return classes, doubts
 

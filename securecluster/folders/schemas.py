@@ -65,6 +65,13 @@ class Scores(TypedDict):
     """mean over clients at the end"""
     per_cluster: list[float | None]
     """mean over each cluster's clients at the end"""
+    baseline: NotRequired[float | None]
+    """mean over clients of the same metric of an answer that knows the client's training targets
+    alone: its most frequent label, shares of tokens, or mean"""
+    baseline_per_cluster: NotRequired[list[float | None]]
+    """mean over each cluster's clients"""
+    below_baseline: NotRequired[list[str]]
+    """names of clients whose model is worse than theirs"""
 
 
 class Metrics(TypedDict):
@@ -487,6 +494,11 @@ class ComparisonRow(TypedDict):
     """adjusted Rand index with the true clusters"""
     at_target: float | None
     """share of clients whose score reaches `target`"""
+    below_baseline: int | None
+    """clients whose model is worse than what their training targets alone tell; the mean of that
+    stands under the metric's name with `_baseline`"""
+    scores: dict[str, float | None] | None
+    """means over clients of further scores, by name"""
     given: dict[str, int] | None
     """options that gave it the number of clusters"""
     rounds: int | None
@@ -582,6 +594,9 @@ def _fault_of_result(result: Result) -> Fault | None:
         "labels": (result["labels"], clients),
         "metrics per_cluster": (scores_of(result)["per_cluster"], clusters),
     }
+    if "baseline_per_cluster" in scores_of(result):
+        baselines = scores_of(result)["baseline_per_cluster"]
+        lengths["metrics baseline_per_cluster"] = (baselines, clusters)
     if result["truth"] is not None:
         lengths["truth"] = (result["truth"], clients)
     if "fallback" in result:

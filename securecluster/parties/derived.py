@@ -183,7 +183,8 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
     task = objective(config["objective"])
     randomness = Randomness(config["seed"])
     network = method.training.network(method)
-    return build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    flat = build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    return flat.with_local(method.training.local_layers or ())
 
 
 def module_doubts(method: Method, federation: Federation) -> list[str]:

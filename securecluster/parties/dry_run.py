@@ -132,7 +132,7 @@ class _OfStandIns(Deployment):
 class _NoiseOfZeros(ReleaseAccounting):
     """Accounting that takes rows to have no noise, as those of stand-ins are."""
 
-    def noise(self, name: str, d: int, trains: str = "usual") -> float:
+    def noise(self, name: str, d: int, trains: str = "usual", round: int = 0) -> float:
         return 0.0
 
 

@@ -38,7 +38,7 @@ class FinishedRun:
         history: lines of history.jsonl.
         protocol: with the run's hyper-parameters; objects of the user's own are left out.
         ledger: of the run.
-        server_state: the server's final state, packed.
+        kept: the state at the end of the run.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class FinishedRun:
     history: list[dict[str, Any]]
     protocol: ClusteringProtocol
     ledger: Ledger
-    server_state: bytes
+    kept: FittedState
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def open_run(
         history=checked_lines(folder / LEARNED, stored.learned.history),
         protocol=protocol or _protocol(folder, config),
         ledger=_ledger(folder, stored),
-        server_state=stored.server,
+        kept=stored,
     )
 
 

@@ -175,6 +175,10 @@ def _show_scores(console: Any, content: Result) -> None:
         text += f"{heading} {number(value)}, "
     exact = "–" if metrics["exact"] is None else metrics["exact"]
     console.print(f"{text}exact {exact}")
+    below = scores.get("below_baseline", [])
+    if below:
+        names = listed(below, MOST_NAMES)
+        console.print(f"worse than the baseline, which knows training targets alone: {names}")
 
 
 def _show_classes(console: Any, content: Result) -> None:
@@ -249,6 +253,8 @@ def _show_clusters(console: Any, content: Result) -> None:
     if "fallback" in content:
         model_nodes = content["fallback"]["nodes"]
     headings = ["cluster", "clients", "true clusters in it", content["metric"]]
+    if "baseline_per_cluster" in scores_of(content):
+        headings.append("baseline")
     if model_nodes:
         headings.append("model of")
     rows = []
@@ -266,7 +272,7 @@ def _show_clusters(console: Any, content: Result) -> None:
 
 
 def _cluster_cells(content: Result, cluster: int) -> list[str]:
-    """Return a cluster's number, clients, true clusters and metric.
+    """Return a cluster's number, clients, true clusters and metric, with the baseline if known.
 
     Args:
         content: content of result.json.
@@ -282,8 +288,12 @@ def _cluster_cells(content: Result, cluster: int) -> list[str]:
     if truth is not None:
         labels: set[Any] = {truth[client] for client in members}
         true_clusters = _few(sorted(labels))
-    score = scores_of(content)["per_cluster"][cluster]
-    return [str(cluster), clients, true_clusters, shown(score, content["metric"])]
+    scores = scores_of(content)
+    values = [scores["per_cluster"][cluster]]
+    if "baseline_per_cluster" in scores:
+        values.append(scores["baseline_per_cluster"][cluster])
+    texts = [shown(value, content["metric"]) for value in values]
+    return [str(cluster), clients, true_clusters, *texts]
 
 
 def _model_of(node: int, leaf: int) -> str:

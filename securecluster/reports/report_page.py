@@ -14,7 +14,7 @@ from securecluster.folders.schemas import Privacy, scores_of
 from securecluster.parties.derived import call_types
 from securecluster.privacy import run_secret
 from securecluster.reports import html_page as html
-from securecluster.reports import privacy_report
+from securecluster.reports import privacy_report, score_table
 from securecluster.reports.finished_run import (
     FinishedRun,
     command_of,
@@ -80,6 +80,7 @@ def sections(run: FinishedRun) -> Iterator[str]:
         run: the run.
     """
     yield summary(run)
+    yield scores(run)
     yield threat_model(run)
     yield who_saw_what(run)
     yield guarantee(run)
@@ -113,6 +114,15 @@ def summary(run: FinishedRun) -> str:
         html.uncovered(html.table(("", ""), observed)),
         html.shown(html.table(("", ""), rows)),
     )
+
+
+def scores(run: FinishedRun) -> str:
+    """Return the scores by client and by cluster; no text where nobody measured any."""
+    headings, rows = score_table.table_of(run, MOST_CLIENTS)
+    if not rows:
+        return ""
+    blocks = [html.table(headings, rows), html.paragraph(score_table.NOTE, "note")]
+    return html.section("Scores on clients' test samples", html.uncovered(*blocks))
 
 
 def _names(run: FinishedRun) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
-from securecluster.results.preparation import Numbers, preparation, seen_by
+from securecluster.results.preparation import Numbers, of_rows, preparation, seen_by
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
@@ -71,8 +71,7 @@ def export(
     content = _content(fitted, form, labels)
     config = fitted.kept_.learned.config
     numbers: dict[str, Numbers | None] = {}
-    scaling = Scaling.read(config.get("scaling"))
-    own_alone = scaling is not None and scaling.of_rows
+    own_alone = of_rows(config)
     for c, state in enumerate(fitted.models_):
         # a graph cannot refuse samples that nobody prepared
         if state is not None and not (own_alone and form == "onnx"):
@@ -87,9 +86,9 @@ def export(
         content["own"][names.names[position]] = file
         states[file] = state
         own = fitted._own(client)
-        numbers[file] = preparation(config, own)
-        if form != "onnx":
-            numbers[file] = {**(numbers[file] or {}), **seen_by(own)}
+        # a graph without a preparation takes samples as the network does
+        of_range = {} if form == "onnx" else seen_by(own)
+        numbers[file] = preparation(config, own) or of_range or None
     if not states:
         fitted.kept_.check_clients()
         reason = "no cluster shares a model"
@@ -144,6 +143,7 @@ def _content(fitted: Fitted, form: str, labels: bool) -> dict[str, Any]:
         "shape": learned.config["shape"],
         "features": learned.config.get("feature_names"),
         "scaling": learned.config.get("scaling"),
+        "own_numbers": of_rows(learned.config),
         "classes": fitted.classes_.tolist(),
         "clients": clients,
         "clusters": {},

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from securecluster.core import atomic_files, manifest, summaries
 from securecluster.core.atomic_files import MARKER
-from securecluster.core.client_names import Client, ClientNames, at
+from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
 from securecluster.core.number_format import shown
 from securecluster.core.serialization import unpack
@@ -237,7 +237,12 @@ class FittedRun:
         if untuned is not None:
             before: dict[str, Any] = self.network_.state_dict(untuned[label])
             return before
-        return self.model_of(at(members[0]))
+        theta = self.client_models_.row(members[0])
+        if self.network_.local:
+            # each client's own layers are for this client alone
+            theta, _ = self.network_.parts(theta)
+        of_members: dict[str, Any] = self.network_.state_dict(theta)
+        return of_members
 
     def model_of(self, client: Client) -> dict[str, Any]:
         """Return the `state_dict` of a client's model.

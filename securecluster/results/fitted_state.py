@@ -56,6 +56,9 @@ class FittedSummary:
     named_draws: bool = False  # clients drew by their names; by their positions in versions before
     # what the members of hidden sums moved; None where nobody counts it, on many machines
     occupancy: Occupancy | None = None
+    # the same metric of answers that know each client's training targets alone; empty where nobody
+    # measures them, on many machines and in versions before
+    baselines: list[float] = field(default_factory=list)
 
 
 @dataclass

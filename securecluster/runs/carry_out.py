@@ -19,7 +19,7 @@ from securecluster.parties.method import Method
 from securecluster.results.saving import save
 from securecluster.runtime.run import Line, remove_checkpoints
 from securecluster.runtime.settings import Settings
-from securecluster.statements.chance_warning import FEW_ROUNDS, chance_warning
+from securecluster.statements.chance_warning import FEW_ROUNDS, baseline_warning, chance_warning
 from securecluster.statements.cluster_notes import cluster_note
 from securecluster.training.chance_level import ENOUGH_ROUNDS
 
@@ -69,13 +69,17 @@ def carry_out(
             server.check(state)
             fitted_state, chance = simulated.fitted(run, state)
         fitted: FittedRun = method.fitted_class(method, fitted_state, server.transcript, folder)
+        learned_nothing = None
         if chance is not None:
-            fitted.warning_ = chance_warning(fitted, chance, federation)
+            learned_nothing = chance_warning(fitted, chance, federation)
+        said = [] if chance is None or learned_nothing is None else chance.clients
+        texts = [learned_nothing, baseline_warning(fitted, said)]
         # in fewer rounds nobody expects clusters yet, but a target ε buys no more of them
         few = ENOUGH_ROUNDS if method.privacy.noisy else FEW_ROUNDS
-        if fitted.warning_ is None and method.rounds >= few:
+        if learned_nothing is None and method.rounds >= few:
             clients = simulated.clients
-            fitted.warning_ = cluster_note(fitted, federation, clients.scores, clients.tuned_once)
+            texts.append(cluster_note(fitted, federation, clients.scores, clients.tuned_once))
+        fitted.warning_ = "; ".join(filter(None, texts)) or None
     return fitted
 
 

@@ -207,7 +207,7 @@ class SimulatedRun:
         method = self.method
         clients = self.clients
         models = clients.models(state)
-        scores = clients.scores(models)
+        held_out = clients.held_out(models)
         labels = clients.labels(state)
         learned = FittedSummary(
             schema=SCHEMA,
@@ -220,7 +220,8 @@ class SimulatedRun:
             local=clients.unshared,
             history=run.history,
             bytes=self.server.transcript.totals(),
-            scores=scores.tolist(),
+            scores=held_out.scores.tolist(),
+            baselines=held_out.baselines.tolist(),
             agreement=clients.agreement(labels),
             network=self.server.net.state,
             seconds=run.seconds,
@@ -231,11 +232,11 @@ class SimulatedRun:
             occupancy=None if self._tap is None else self._tap.occupancy,
         )
         final = clients.final(models, labels)
-        final.extra |= kept_numbers(self._federation)
+        final.extra |= kept_numbers(self._federation) | held_out.kept
         result = FittedState(learned, pack(state), final, self._secret)
         if method.rounds < ENOUGH_ROUNDS:
             return result, None
-        return result, clients.chance(models, scores)
+        return result, clients.chance(models, held_out.scores)
 
 
 def _secret_of(method: Method, settings: Settings, folder: Path | None) -> bytes | None:

@@ -384,6 +384,19 @@ def _public(config: Config) -> list[str]:
     public = []
     if objective == "classification":
         public.append(f"the {classes} classes are public, as the user or the data set names them")
+    if objective == "binary":
+        public.append("the two classes are public, as the user names them")
+    if objective in ("multilabel", "regression"):
+        public.append(f"the task {objective} and its {classes} targets are public")
+    if config["objective"].get("bounds"):
+        public.append(
+            "bounds of the targets are public, and targets beyond them are cut off before training"
+        )
+    if config["objective"].get("standardised"):
+        public.append(
+            "each client scales its targets by their own mean and deviation, which changes its "
+            "contributions alone, and epsilon covers these as a whole"
+        )
     if objective == "language":
         public.append(
             f"the vocabulary ({classes} tokens) is public; that of ag_news was counted on all of "

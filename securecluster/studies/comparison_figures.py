@@ -20,7 +20,6 @@ Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
-COLUMN_GAP = 2  # cells between two columns of a table
 
 
 def show(content: Content, console: Any = None) -> None:
@@ -40,12 +39,12 @@ def show(content: Content, console: Any = None) -> None:
     target = content["target"]
     metric = content["metric"]
     rows = [_cells(row, target, metric) for row in content["protocols"]]
-    headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
-    title = _title(content)
-    for columns in _fitting(headings, rows, console.width):
-        cells = [[row[heading] for heading in columns] for row in rows]
-        console.print(terminal.table(columns, cells, title, numbers=True, light=True))
-        title = ""
+    # a protocol that failed has no further scores
+    all_headings = dict.fromkeys(heading for row in rows for heading in row)
+    headings = [heading for heading in all_headings if not _is_empty(heading, rows)]
+    cells = [[row.get(heading, NONE) for heading in headings] for row in rows]
+    for table in terminal.fitting(headings, cells, _title(content), console.width):
+        console.print(table)
     units = _units_of_privacy(content)
     if units:
         console.print("; ".join(units))
@@ -57,7 +56,7 @@ def show(content: Content, console: Any = None) -> None:
 
 def _is_empty(heading: str, rows: list[Cells]) -> bool:
     """Return whether a column has a dash for every protocol."""
-    return all(row[heading] == NONE for row in rows)
+    return all(row.get(heading, NONE) == NONE for row in rows)
 
 
 def _title(content: Content) -> str:
@@ -86,39 +85,6 @@ def _simulated(content: Content) -> str:
     data = printable(content["data"])
     scenario = content["scenario"]
     return f"{data} ({scenario}), {content['clients']} clients"
-
-
-def _fitting(headings: list[str], rows: list[Cells], width: int) -> list[list[str]]:
-    """Return the columns of tables that have all of them together, the first in each table.
-
-    Args:
-        headings: of all columns.
-        rows: the cells by heading.
-        width: the largest width of a table, in cells of a terminal.
-    """
-    first, *others = headings
-    groups: list[list[str]] = [[]]
-    for heading in others:
-        widened = [first, *groups[-1], heading]
-        # a column that is too wide by itself gets a table of its own, and is folded there
-        if groups[-1] and _width(widened, rows) > width:
-            groups.append([])
-        groups[-1].append(heading)
-    return [[first, *group] for group in groups]
-
-
-def _width(headings: list[str], rows: list[Cells]) -> int:
-    """Return the width of a table of these columns, in cells of a terminal."""
-    from rich.cells import cell_len
-
-    width = 0
-    for heading in headings:
-        texts = [heading]
-        for row in rows:
-            texts.append(row[heading])
-        # not the number of characters: some take two cells, some none
-        width += max(cell_len(text) for text in texts) + COLUMN_GAP
-    return width
 
 
 def _units_of_privacy(content: Content) -> list[str]:
@@ -201,6 +167,8 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
         "ARI": fixed(row["ari"], 2),
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
+        "baseline": shown(row.get(f"{metric}_baseline"), metric),
+        "below": fixed(row.get("below_baseline"), 0),
         f"at {target}": fixed(row["at_target"], 3),
         "given": _given_text(row.get("given")),
         "rounds": fixed(row.get("rounds"), 0),
@@ -209,6 +177,8 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
         "ε": NONE,
         "s": fixed(row["seconds"], 1),
     }
+    for name, value in (row.get("scores") or {}).items():
+        cells[name.replace("_", " ")] = fixed(value, 3)
     if row["servers"]:
         cells["servers"] = megabytes(row["servers"])
     # a failed run has no numbers, and its epsilon of null is not infinite

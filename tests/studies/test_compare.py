@@ -183,17 +183,14 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
 
 
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
-    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted"]
+    given = ["--lr", "0.05", "--eps1", "0.3", "--min-size", "4"]
     names = ["cfl", "fedavg", "fedavg:lr=0.2,clip=1"]
     out = tmp_path / "r"
     assert exit_of("compare", *names, *SMALL, *given, "--quiet", "--out", out) == 0
     cfl, fedavg, variant = (
         json.loads((out / name / "config.json").read_text())["protocol"] for name in names
     )
-    assert cfl == {
-        "name": "cfl",
-        **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted").get_params(),
-    }
+    assert cfl == {"name": "cfl", **CFL(rounds=5, lr=0.05, eps1=0.3, min_size=4).get_params()}
     assert fedavg == {"name": "fedavg", **FedAvg(rounds=5, lr=0.05).get_params()}
     assert variant == {"name": "fedavg", **FedAvg(rounds=5, lr=0.2, clip=1.0).get_params()}
     rows = json.loads((out / "compare.json").read_text())["protocols"]
@@ -245,7 +242,7 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["cfl", "local", "--mask", "permutatoin"], "did you mean 'permutation'"),
         (["fedavg", "local", "--mask", "haar"], "fedavg: "),
         (["fedavg", "cfl", "--eps1", "-1"], "cfl: --eps1 = -1.0 is not possible"),
-        (["local", "cfl", "--average", "median"], "cfl: unknown --average"),
+        (["local", "cfl", "--clusterer", "median"], "cfl: unknown --clusterer"),
         (["cfl", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
         (["cfl", "fedavg", "--data", "digit"], "did you mean 'digits'"),
         (["cfl", "fedavg", "--clients", "1"], "at least two clients"),

@@ -283,7 +283,11 @@ def spoiled(**columns: Any) -> dict[str, Any]:
         (spoiled(city=["here"] * N), {}, "'city' of .* holds text, .* 'here' .row 1.: drop it"),
         (spoiled(day=np.array(["2024-01-01"] * N, "datetime64[D]")), {}, "'day' of .* not numbers"),
         (spoiled(f0=None, f1=None, f2=None, f3=None), {}, "no feature column besides label, site"),
-        (spoiled(label=X[:, 0]), {}, "numbers that are not whole, .*regression"),
+        (
+            spoiled(label=X[:, 0]),
+            {"task": "classification"},
+            "numbers that are not whole, .*regression",
+        ),
         (spoiled(label=[3] * N), {}, "same value in every row"),
         (spoiled(label=[[1]] * N), {}, "cannot be put in order|'label'"),
         ({k: np.asarray(v)[:0] for k, v in PLAIN.items()}, {}, "has no rows"),

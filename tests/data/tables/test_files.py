@@ -271,7 +271,7 @@ def test_all_faults_are_in_one_sentence(tmp_path: Path) -> None:
         "id": [str(2**60 + k) for k in range(N)],
     }
     with pytest.raises(UsageError) as caught:
-        of_text(text_of(columns), tmp_path)
+        of_text(text_of(columns), tmp_path, task="classification")
     sentence = str(caught.value)
     assert "\n" not in sentence and "has 7 faults" in sentence
     for fault in (
