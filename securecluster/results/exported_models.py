@@ -94,7 +94,7 @@ class Prepared(nn.Module):
             return None
         values = x.double()
         found = torch.full_like(values, torch.nan)
-        for column in self.source[~self.mark.isnan()].long().unique():
+        for column in set(self.source[~self.mark.isnan()].long().tolist()):
             known = self.mark[self.source == column]
             is_known = torch.isin(values[:, column], known) | values[:, column].isnan()
             found[:, column] = (~is_known).double()
