@@ -946,7 +946,7 @@ def _check_gaps(
         feature_names: of the columns, if they have some.
     """
     if scaling is None or not scaling.categories:
-        return
+        return  # they are checked when they are scaled
     for name, pairs in zip(names, splits, strict=True):
         for x, _ in pairs:
             _check_finite(name, np.where(np.isnan(x), 0.0, x), feature_names)

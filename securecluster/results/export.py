@@ -19,7 +19,13 @@ from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
-from securecluster.results.preparation import Numbers, of_rows, own_numbers, preparation
+from securecluster.results.preparation import (
+    Numbers,
+    of_rows,
+    own_numbers,
+    preparation,
+    seen_by,
+)
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
@@ -86,7 +92,10 @@ def export(
         file = f"client{position}.{form}"
         content["own"][names.names[position]] = file
         states[file] = state
-        numbers[file] = preparation(config, fitted._own(client))
+        own = fitted._own(client)
+        # a graph without a preparation takes samples as the network does
+        of_range = {} if form == "onnx" else seen_by(own)
+        numbers[file] = preparation(config, own) or of_range or None
     if not states:
         fitted.kept_.check_clients()
         reason = "no cluster shares a model"

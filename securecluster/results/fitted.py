@@ -381,7 +381,8 @@ class FittedRun:
 
     def _outputs(self, client: Client, x: Any) -> torch.Tensor:
         """Return the outputs (n, …) of a client's model for samples as the user has them."""
-        module = self.module_of(client)
+        module: Any = self.module_of(client)
+        module.seen = None  # of which the samples' reader tells, by the columns' names
         seen = self._own(client).get(RANGES)
         return predictions.outputs_of(module, predictions.read_samples(x, self.kept_, seen))
 
@@ -550,7 +551,8 @@ class FittedRun:
             clients: whose own models are written, too; they are for these clients alone. Otherwise
                 a client of a method with personal models has its cluster's.
             format: safetensors, or onnx: a graph a model in place of weights and loader, which
-                needs onnx and onnxscript.
+                needs onnx and onnxscript, and cannot note values far outside of what the client
+                trained on.
             labels: also write each client's cluster where the client alone knows it.
 
         Raises:

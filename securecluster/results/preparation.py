@@ -119,7 +119,7 @@ def preparation(config: Mapping[str, Any], own: Numbers) -> dict[str, torch.Tens
         )
     numbers = {**_of_samples(config, own), **_of_targets(config, own)}
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
-    return tensors or None
+    return tensors | seen_by(own or {}) if tensors else None
 
 
 def _of_targets(config: Mapping[str, Any], own: Numbers) -> dict[str, Any]:
@@ -154,6 +154,15 @@ def _of_samples(config: Mapping[str, Any], own: Numbers) -> dict[str, Any]:
     if scaling.low:
         numbers |= {"low": scaling.low, "high": scaling.high}
     return numbers
+
+
+def seen_by(own: Numbers) -> dict[str, torch.Tensor]:
+    """Return the smallest and the largest values that a client trained on, as `Prepared` has them.
+
+    Args:
+        own: what the client keeps of its own data.
+    """
+    return {"seen": own[RANGES]} if RANGES in own else {}
 
 
 def read_guests(folder: Path) -> dict[str, Guest]:

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +175,53 @@ def test_a_client_s_numbers_are_in_its_own_export_alone(own: FedAvg, tmp_path: P
             assert ("prepare.centre" in tensors) == is_own
         else:
             assert not any(str(value) in path.read_text() for value in mean.tolist())
-    spec = importlib.util.spec_from_file_location("load_own", tmp_path / "load.py")
-    assert spec is not None and spec.loader is not None
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
+    loader = loader_of(tmp_path)
     assert torch.equal(loader.load("north").centre, mean)
     for asked in ({"client": "south"}, {"cluster": 0}):
         with pytest.raises(ValueError, match=r"are beside its own model alone: export it with"):
             loader.load(**asked)
+
+
+def loader_of(folder: Path) -> Any:
+    """Return the loader of an export as a module."""
+    spec = importlib.util.spec_from_file_location("load_own", folder / "load.py")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    return loader
+
+
+def notes(answer: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Return what a function warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answer(*arguments)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("scaling", ["none", "client", BOUNDS], ids=["none", "client", "bounds"])
+@pytest.mark.filterwarnings("ignore")  # of the scales
+def test_far_values_are_noted_on_every_way(scaling: Any, tmp_path: Path) -> None:
+    has_gaps = scaling != "none"
+    sites = {name: gaps(name) for name in ("north", "south")}
+    if not has_gaps:
+        sites = {name: (x.fillna(1.0), y) for name, (x, y) in sites.items()}
+    how: Any = {"scaling": scaling, "prepare": FILLED if has_gaps else None}
+    run = FedAvg(model="linear", rounds=1).fit(Federation.from_arrays(sites, seed=0, **how))
+    run.export(tmp_path, clients=["north"])
+    loader = loader_of(tmp_path)
+    near = sites["north"][0].fillna({"age": 50.0, "dose": 200.0, "seconds": 1.7e9})
+    near["ward"] = near["ward"].where(near["ward"].isin([1, 2]), 2.0)
+    strange: list[dict[str, float]] = [{}, {"age": 1e4}, *([{"ward": 3.5}] if has_gaps else [])]
+    for other in strange:
+        rows = near.assign(**other)
+        x = torch.as_tensor(rows.to_numpy())
+        said = notes(run.predict_samples, "north", rows)
+        said += notes(loader.predict, loader.load("north"), x)
+        if has_gaps:  # else the module is the network alone
+            said += notes(run.module_of("north"), x)
+        assert len(said) == len(other) * (2 + has_gaps)
+        assert all("40 of 40 rows lie far outside of what the client trained" in s for s in said)
 
 
 def test_what_was_constant_at_a_client_decides_nothing_there(own: FedAvg) -> None:

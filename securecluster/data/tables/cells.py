@@ -181,7 +181,7 @@ def numbers(
             raise _too_long(name, str(max(sizes)))
         if not cells.null_count and max(sizes, default=0) <= EXACT_IN_SINGLE:
             return cells.to_numpy().astype(np.float32), mark
-    precision = np.float64
+    precision: Any = np.float64
     if cells.type in (arrow.float16(), arrow.float32()):
         precision = np.float32
     else:
@@ -259,7 +259,7 @@ def mark_faults(marks: Mapping[str, str | None]) -> list[ColumnError]:
     Args:
         marks: decimal mark of each column by its name.
     """
-    names_of_marks = {mark: name for name, mark in reversed(marks.items())}
+    names_of_marks = {mark: name for name, mark in reversed([*marks.items()])}
     if not {POINT, COMMA} <= names_of_marks.keys():
         return []
     subject = f"columns {names_of_marks[POINT]!r} and {names_of_marks[COMMA]!r}"

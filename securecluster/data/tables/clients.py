@@ -187,16 +187,16 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     if weights is not None:
         split = np.split(weights[0][by_client], ends)
         weights_of = dict(zip(samples, split, strict=True))
-    doubts = (*_left_out(table), *faults.doubts)
+    doubts = [*_left_out(table), *faults.doubts]
     chosen = roles.task is None and not trained.one_label
     if chosen:
-        doubts += (_chosen(roles, trained),)
+        doubts.append(_chosen(roles, trained))
     return ClientColumns(
         samples,
         clusters,
         columns,
         found,
-        doubts,
+        tuple(doubts),
         categories,
         counted,
         objective=trained,

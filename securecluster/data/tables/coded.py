@@ -80,8 +80,8 @@ def coded(
             days = _days(table.column(name), missing)
             if days is not None:
                 return Coded(days)
-            texts = [text for text in _texts(table.column(name), missing).to_pylist() if text]
-            if not find or (all(map(is_number, texts)) and not all(map(str.isdecimal, texts))):
+            cells = [text for text in _texts(table.column(name), missing).to_pylist() if text]
+            if not find or (all(map(is_number, cells)) and not all(map(str.isdecimal, cells))):
                 raise
     texts: list[str | None] = _texts(table.column(name), missing).to_pylist()
     found = tuple(sorted({text for text in texts if text is not None}))
