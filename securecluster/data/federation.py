@@ -668,7 +668,8 @@ class Federation:
             seen = None if shard.seen is None else shard.seen[:, positions]
             gaps = None if shard.gaps is None else reordered(shard.gaps, order_of_x)
             gaps_test = None if shard.gaps_test is None else reordered(shard.gaps_test, order_of_x)
-            shards.append(Shard(x, shard.y, x_test, shard.y_test, scale, seen, gaps, gaps_test))
+            moved = replace(shard, x=x, x_test=x_test, scale=scale, seen=seen)
+            shards.append(replace(moved, gaps=gaps, gaps_test=gaps_test))
         scaling = self.scaling and self.scaling.reordered(positions)
         # the recipe would make the federation in its first order
         return replace(

@@ -314,8 +314,8 @@ class Scaling:
         return replace(scaling, low=bounds[0], high=bounds[1])
 
     def bounded(self, samples: Array) -> Array:
-        """Return samples (n, …) with values beyond the bounds cut off; all of them for "client"."""
-        if self.kind != BOUNDS or not samples.size:
+        """Return samples (n, …) with values beyond the bounds cut off, where there are bounds."""
+        if not self.low or not samples.size:
             return samples
         bounded: Array = np.clip(samples, self.low, self.high)
         return bounded

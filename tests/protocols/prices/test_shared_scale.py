@@ -8,6 +8,7 @@ from typing import Any
 
 import cases
 import numpy as np
+import pandas
 import pytest
 from scipy import stats
 
@@ -223,3 +224,14 @@ def test_every_method_stays_within_its_target(name: str, unit: str) -> None:
     run = made.fit(sites)
     assert 0 < run.ledger_.price(DELTA).epsilon <= 20.0
     assert any(event.method == "sum_columns" for event in run.ledger_.events)
+
+
+def test_features_in_another_order_keep_their_gaps() -> None:
+    rows = {name: np.array([[0.1, np.nan], [0.3, 0.4]] * 5) for name in "ab"}
+    sites = {
+        name: (pandas.DataFrame(x, columns=["p", "q"]), [0, 1] * 5) for name, x in rows.items()
+    }
+    first = Federation.from_arrays(sites, scaling=("shared", (0, 1)), prepare={}, classes=2, seed=0)
+    for old, new in zip(first.shards, first.with_features(["q", "p"]).shards, strict=True):
+        assert np.array_equal(old.samples[:, ::-1], new.samples, equal_nan=True)
+        assert np.isnan(new.samples).any()
