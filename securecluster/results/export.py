@@ -19,13 +19,7 @@ from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
-from securecluster.results.preparation import (
-    Numbers,
-    of_rows,
-    own_numbers,
-    preparation,
-    seen_by,
-)
+from securecluster.results.preparation import Numbers, of_rows, own_numbers, preparation, seen_by
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
