@@ -103,9 +103,7 @@ def test_each_run_is_the_one_that_fit_makes(whole: Path) -> None:
     assert int(line["below_baseline"]) == below.sum() > 0
     of_level = [x for x in lines if x["noise"] == "0.5" and x["variant"] == "fedavg"]
     (mean,) = [
-        x
-        for x in _table(whole / "summary.csv")
-        if x["noise"] == "0.5" and x["variant"] == "fedavg"
+        x for x in _table(whole / "summary.csv") if x["noise"] == "0.5" and x["variant"] == "fedavg"
     ]
     for name in ("below_baseline", "f1"):
         expected = np.mean([float(x[name]) for x in of_level])
