@@ -16,7 +16,12 @@ from securecluster.core.devices import global_generator
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import UsageError, text_of
 from securecluster.models.dropout import SeededDropout, seeded
-from securecluster.models.fused_layers import Stack, compile_stack, cross_entropy_gradient
+from securecluster.models.fused_layers import (
+    Gradients,
+    Stack,
+    compile_stack,
+    cross_entropy_gradient,
+)
 from securecluster.models.objectives import (
     CLASSIFICATION,
     Classification,
@@ -110,6 +115,7 @@ class FlatModel:
     @cached_property
     def stack(self) -> Stack | None:
         """Return the module as fused layers, or None if it is not a common stack of layers."""
+        gradients: Gradients
         if isinstance(self.objective, Classification):
             gradients = cross_entropy_gradient
         elif isinstance(self.objective, Regression | MultiLabel):

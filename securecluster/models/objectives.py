@@ -564,9 +564,12 @@ class Regression(Objective):
             y: true numbers, (n, k).
         """
         error = _error(outputs, y).abs()
-        if self.bounds:
-            error = error * error.new_tensor([(high - low) / 2 for low, high in self.bounds])
-        return error.mean(1)
+        return (error * error.new_tensor(self.units)).mean(1)
+
+    @property
+    def units(self) -> tuple[float, ...]:
+        """Return what one unit of the scale is in each target's own numbers, by its bounds."""
+        return tuple((high - low) / 2 for low, high in self.bounds) or (1.0,)
 
     def example(self, shape: Sequence[int], classes: int) -> Example:
         """Return uniform samples, with targets at the middle.
@@ -834,7 +837,7 @@ def _regression(task: str, loss: str, *delta: str) -> Regression:
         numbers = [0.0]  # which is none
     if len(numbers) > 1 or (numbers and loss != HUBER):
         raise UsageError(f"task = {task!r}: only regression:huber has one more number, its delta")
-    return Regression(loss, *numbers)
+    return Regression(loss, numbers[0]) if numbers else Regression(loss)
 
 
 def task_name(task: Objective | None) -> str | None:
@@ -843,8 +846,10 @@ def task_name(task: Objective | None) -> str | None:
     Args:
         task: an objective, or None.
     """
+    if task is None:
+        return None
     if not isinstance(task, Regression) or task.loss == SQUARED:
-        return task and task.kind
+        return task.kind
     delta = f":{task.delta!r}" if task.loss == HUBER else ""
     return f"{task.kind}:{task.loss}{delta}"
 
@@ -917,7 +922,9 @@ def _least_loss(regression: Regression, y: NDArray[np.float64]) -> float:
     from scipy.optimize import minimize_scalar
     from scipy.special import huber
 
-    loss = lambda number: float(huber(regression.delta, y - number).mean())  # noqa: E731
+    def loss(number: float) -> float:
+        return float(huber(regression.delta, y - number).mean())
+
     found = minimize_scalar(loss, bounds=(float(y.min()), float(y.max())), method="bounded")
     return min(float(found.fun), loss(float(y.mean())))
 

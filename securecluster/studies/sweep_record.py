@@ -112,10 +112,10 @@ class RunRecord:
     seconds: float | None = None
     power: str | None = None
     spent: list[dict[str, Any]] | None = None
+    chosen: str | None = None
     baseline: float | None = None
     below_baseline: int | None = None
     scores: dict[str, float | None] | None = None
-    chosen: str | None = None
 
     @classmethod
     def of(cls, row: Row, metric: str) -> RunRecord:

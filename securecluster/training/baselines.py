@@ -73,7 +73,7 @@ class HeldOut:
         held, trained = cohort.test_samples, cohort.training_samples
         known = [known_of(objective, y, cohort.classes) for y in trained.by_client()]
         parts = list(zip(known, held.by_client(), strict=True))
-        baselines = np.array([_mean_score(objective, *part) for part in parts], dtype=np.float64)
+        baselines = np.array([mean_score(objective, *part) for part in parts], dtype=np.float64)
         # where clients standardised their targets, in each one's own numbers, as its score
         baselines = baselines * cohort.units
         kept = {SIZES: torch.as_tensor(np.diff(held.offsets))}
@@ -144,7 +144,7 @@ def below(objective: Objective, scores: FloatArray, baselines: FloatArray) -> li
     return np.flatnonzero(worse & (sign * baselines < sign * best)).tolist()
 
 
-def _mean_score(objective: Objective, known: torch.Tensor, y: torch.Tensor) -> float:
+def mean_score(objective: Objective, known: torch.Tensor, y: torch.Tensor) -> float:
     """Return the mean score of a client's baseline; NaN without test samples.
 
     Args:
