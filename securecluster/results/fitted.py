@@ -90,10 +90,11 @@ class FittedRun:
         refused_: the rounds in which clients refused a request, by client and reason.
         warning_: a sentence if a run went wrong, else None. In ten rounds or more many clients'
             models learned nothing, by their training loss and accuracy beside those of a model that
-            ignores its input; or in 30 or more a method that looks for clusters found one, found
-            as many as it can, or has two whose models do equally well on each other's clients.
-            The observer computes it outside the protocol, so ε does not cover it; under noise
-            nothing but chance is read of clients' data for it.
+            ignores its input, or some are worse on test samples than an answer by their training
+            targets alone (of text in 30 or more); or in 30 or more a method that looks for clusters
+            found one, found as many as it can, or has two whose models do equally well on each
+            other's clients. The observer computes it outside the protocol, so ε does not cover it;
+            under noise nothing but chance and these answers is read of clients' data for it.
         joined_: after `join`, what newcomers released in that call, and its cost.
         network_: the network with its initial weights, as a flat vector.
         state_: the server's final state; its fields are the protocol's.
@@ -303,10 +304,13 @@ class FittedRun:
         Args:
             what: "labels", each client's cluster as a Series by the client's name; or a DataFrame:
                 "history", a row for each round; "bytes", a row for each message; "ledger", a row
-                for each field that each client released, newcomers included.
+                for each field that each client released, newcomers included; "scores", a row for
+                each client with scikit-learn's scores on its test samples, each followed by that of
+                a baseline that knows its training targets alone (`results.scores`): they are the
+                observer's, and no ε covers them.
 
         Raises:
-            UsageError: another word, or pandas is not installed.
+            UsageError: another word, pandas is not installed, or nobody measured scores.
         """
         from securecluster.results.frames import frame_of
 

@@ -98,7 +98,7 @@ def beside(scores: Scores, baselines: Scores) -> Scores:
         scores: of a model.
         baselines: of its baseline, by the same names.
     """
-    both = {}
+    both: Scores = {}
     for name, value in scores.items():
         both |= {name: value, f"{name}_{BASELINE}": baselines[name]}
     return both
