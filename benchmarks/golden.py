@@ -125,7 +125,7 @@ VARIANTS: Mapping[str, tuple[type, Parameters]] = {
     "oneshot": (OneShot, {"tasks": 2}),
     "oneshot hierarchical": (OneShot, {"tasks": 2, "gps_every": 2}),
     "nsim": (NSIM, SYNTHETIC),
-    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
+    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1, "rounds": 5}),
     "signature": (Signature, {}),
     "clove": (CLoVE, {"k": 2}),
     "cflgp": (CFLGP, {"k": 2}),

@@ -82,6 +82,10 @@ class FLHCState(fl.AveragingState):
         None  # what newcomers are compared with, in place of `memory`
     )
 
+    def doubt(self, method: fl.ClusteringProtocol) -> str | None:
+        """Return a sentence where clients' shares of classes contradict the clusters."""
+        return None if self.signatures is None else self.signatures.doubt(self.labels)
+
 
 class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):
     """Clients that contribute to means, and whose updates are read individually once.

@@ -43,7 +43,7 @@ from securecluster.protocols.common.comparison.evidence import SignatureEvidence
 from securecluster.protocols.common.options.compression_options import CompressionOptions
 from securecluster.results.fitted import FittedRun
 from securecluster.results.predictions import read_samples
-from securecluster.results.preparation import preparation
+from securecluster.results.preparation import own_numbers, preparation
 
 # p-value at which a cluster with missing replies waits for a complete round (not in the paper)
 HINT = 0.1
@@ -65,6 +65,10 @@ class CFLState:
     shared: bool = True  # alpha is of this round
     fallback_models: parameter_tree.FallbackResult | None = None
     signatures: signature_collection.Collected | None = None  # what α compares in place of updates
+
+    def doubt(self, method: fl.ClusteringProtocol) -> str | None:
+        """Return a sentence where clients' shares of classes contradict the clusters."""
+        return None if self.signatures is None else self.signatures.doubt(self.labels)
 
 
 @dataclass(kw_only=True)
@@ -130,7 +134,7 @@ class FittedCFL(FittedRun):
         dtype = getattr(torch, config["dtype"])
         flat = self.network_.to(torch.device("cpu"), dtype)
         samples = read_samples(x, self.kept_)
-        numbers = preparation(config, None)
+        numbers = preparation(config, own_numbers(self.kept_, None))
         if numbers is not None:
             from securecluster.results.exported_models import Prepared
 
@@ -164,8 +168,8 @@ class CFLTraining(fl.TrainingOptions):
     """Options of local training, beside samples that the fallback compares models on."""
 
     def validation_share(self, method: Any) -> float:
-        """Return the share of the samples on which the fallback compares models."""
-        return float(method.fallback)
+        """Return the share of the samples on which the fallback or the client compares models."""
+        return float(method.fallback) or super().validation_share(method)
 
 
 @dataclass(kw_only=True)

@@ -31,14 +31,14 @@ import numpy as np
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
-from securecluster.privacy.dp.gaussian_mechanism import Clip
+from securecluster.privacy.dp.gaussian_mechanism import Clip, RowNoise
 from securecluster.privacy.pipeline import Kind, Stage
 from securecluster.protections.registry import ADVISED
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.averages import counted_blocks
 from securecluster.protocols.common.averages.blocks import BlockStage
 from securecluster.protocols.common.disclosures import OfHiddenSums
-from securecluster.protocols.common.options.privacy_options import LOCAL, RowNoise
+from securecluster.protocols.common.options.privacy_options import LOCAL
 from securecluster.protocols.common.options.sum_options import DEVIATIONS, ROUNDING, CountedSums
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import BlockAverages, ClusterBlocks, HiddenClient

@@ -20,6 +20,7 @@ from securecluster.cli import (
     plan_command,
     predict_command,
     report_command,
+    status_command,
 )
 from securecluster.commands import command_line, execution
 from securecluster.commands.command_line import HELP, Section
@@ -50,6 +51,7 @@ USAGE = """usage: securecluster COMMAND
   resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
+  status DIR [--json]            where a run or a node stands: rounds, who answers, ε, bytes
   predict DIR FILE --client NAME what a client's model says of new rows, with probabilities
   audit DIR [options]            attack a finished run and its unprotected twin
   check PROTOCOL [options]       run every check that a protocol must pass, also one of your own
@@ -185,6 +187,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "replay": _replay,
         "report": report_command.report,
         "audit": report_command.audit,
+        "status": status_command.status,
         "predict": predict_command.predict,
         "check": check_command.check,
         "node": node_command.node,

@@ -262,6 +262,7 @@ def watched_run(
         The content of result.json, and what it is of.
     """
     from securecluster.reports import report
+    from securecluster.runs.callbacks import Watcher
     from securecluster.runs.carry_out import carry_out, complete
     from securecluster.statements.result_json import Subject
 
@@ -276,7 +277,7 @@ def watched_run(
 
     _show_power(plan, federation, console)
     with slow_work_on(console):
-        fitted = carry_out(plan.protocol, federation, plan.settings, folder, say)
+        fitted = carry_out(plan.protocol, federation, plan.settings, folder, Watcher(say))
         content = complete(folder, Subject.of(federation), fitted)
     if fitted.warning_ is not None:
         noting(console.quiet)(fitted.warning_)

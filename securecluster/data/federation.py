@@ -29,7 +29,15 @@ from securecluster.data.datasets import MEANS, Source, is_bright, source
 from securecluster.data.facts import TASK_OF_DATA, ClientFacts, Facts, Form, classes_of_labels
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
-from securecluster.data.scaling import Categories, Scale, Scaling, chosen_categories
+from securecluster.data.scaling import (
+    FIRST,
+    LAST,
+    NONE,
+    Categories,
+    Scale,
+    Scaling,
+    chosen_categories,
+)
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
@@ -82,6 +90,8 @@ class Shard:
             scale (2, k), which tell of this client's data; None for samples that are no table.
         target: scale that the client standardised its targets by; None for other targets.
         weights: factors of the losses of the samples to train on (n,), taken as public; None for 1.
+        gaps: which numbers of x were missing (n, f), where the run is to fill them; None elsewhere.
+        gaps_test: likewise of x_test.
     """
 
     x: NDArray[Any]
@@ -92,6 +102,20 @@ class Shard:
     seen: NDArray[Any] | None = field(default=None, compare=False)
     target: Scale | None = None
     weights: NDArray[np.float64] | None = None
+    gaps: NDArray[Any] | None = field(default=None, compare=False)
+    gaps_test: NDArray[Any] | None = field(default=None, compare=False)
+
+    @property
+    def samples(self) -> NDArray[Any]:
+        """Return x with NaN for what was missing, where the run is to fill it."""
+        return self.x if self.gaps is None else np.where(self.gaps, np.nan, self.x)
+
+    @property
+    def test_samples(self) -> NDArray[Any]:
+        """Return x_test with NaN for what was missing, where the run is to fill it."""
+        return (
+            self.x_test if self.gaps_test is None else np.where(self.gaps_test, np.nan, self.x_test)
+        )
 
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
@@ -397,16 +421,19 @@ class Federation:
             scaling: "none"; "client": each client standardises its features by the mean and the
                 standard deviation of its own training samples, which stay with it, and shifts
                 between clients are lost; or public bounds that become −1 and 1, a pair (low, high)
-                for all features or for each column by its name, with values beyond them cut off.
+                for all features or for each column by its name, with values beyond them cut off;
+                or ("shared", bounds), which the run brings to the mean and the deviation over all
+                clients, by one sum of bounded numbers under its own protections.
             prepare: "auto" fills gaps, makes columns of 0 and 1 of categories (text) and days of
                 dates, and scales numbers as `scaling` says, "client" unless it is given; the
                 categories of columns by their names, {"sex": ["female", "male"]}, say which these
                 are. So does a ColumnTransformer of OneHotEncoder and of pipelines of SimpleImputer
                 and StandardScaler (scikit-learn), or such a pipeline alone; it is not fitted, but
-                each client's own is made like it. Gaps among numbers become the client's median, or
-                the middle of its bounds. It is a part of the model, as the scaling is.
+                each client's own is made like it. Gaps among numbers become the client's median,
+                the middle of its bounds, or the shared mean. It is a part of the model, as the
+                scaling is.
             channels: "first" for images (channels, height, width), or "last" for (height, width,
-                channels), which become the former.
+                channels), as which predictions take them, too.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
@@ -639,7 +666,9 @@ class Federation:
             if scale and shard.scale and shard.scale.fill:
                 scale = replace(scale, fill=tuple(shard.scale.fill[k] for k in positions))
             seen = None if shard.seen is None else shard.seen[:, positions]
-            shards.append(replace(shard, x=x, x_test=x_test, scale=scale, seen=seen))
+            gaps = None if shard.gaps is None else reordered(shard.gaps, order_of_x)
+            gaps_test = None if shard.gaps_test is None else reordered(shard.gaps_test, order_of_x)
+            shards.append(Shard(x, shard.y, x_test, shard.y_test, scale, seen, gaps, gaps_test))
         scaling = self.scaling and self.scaling.reordered(positions)
         # the recipe would make the federation in its first order
         return replace(
@@ -881,6 +910,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
         arrays = replace(arrays, categories=_of_arrays(arrays.prepare, feature_names, shape))
     scaling = _scaling(arrays, feature_names, shape)
     objective = _with_scale(objective, scaling)
+    _check_gaps(scaling, clients, splits, feature_names)
     shards = tuple(_shard(*pair, scaling, objective) for pair in splits)
     if arrays.weights is not None:
         shards = _weighted(arrays, pairs, test_pairs, shards, randomness)
@@ -899,6 +929,27 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     )
     samples = [x for x, _ in pairs.values()]
     return federation, [*doubts, *_doubts(federation, arrays, samples)]
+
+
+def _check_gaps(
+    scaling: Scaling | None,
+    names: Iterable[str],
+    splits: Sequence[tuple[Pair, Pair]],
+    feature_names: Sequence[str] | None,
+) -> None:
+    """Raise UsageError for samples that are infinite, where those that are missing are filled.
+
+    Args:
+        scaling: of the features, or None.
+        names: of the clients.
+        splits: each client's training and held-out samples.
+        feature_names: of the columns, if they have some.
+    """
+    if scaling is None or not scaling.categories:
+        return  # they are checked when they are scaled
+    for name, pairs in zip(names, splits, strict=True):
+        for x, _ in pairs:
+            _check_finite(name, np.where(np.isnan(x), 0.0, x), feature_names)
 
 
 def _of_arrays(
@@ -937,6 +988,8 @@ def _scaling(
         shape: of a sample.
     """
     scaling = Scaling.chosen(arrays.scaling, names, shape, arrays.categories)
+    if arrays.channels == LAST:
+        scaling = replace(scaling or Scaling(NONE), channels=LAST)
     if scaling is not None and arrays.counted:
         scaling = replace(scaling, counted=True)
     if scaling is not None and arrays.objective.sequential:
@@ -979,9 +1032,9 @@ def _channels_first(pairs: Mapping[str, Pair], channels: str) -> dict[str, Pair]
     Raises:
         UsageError: another word, or "last" for samples that are no images.
     """
-    if channels == "first":
+    if channels == FIRST:
         return dict(pairs)
-    if channels != "last":
+    if channels != LAST:
         raise UsageError(f"channels = {channels!r}: give 'first' or 'last'")
     transposed = {}
     for name, (x, y) in pairs.items():
@@ -1078,13 +1131,18 @@ def _shard(
         return Shard(x, y, x_test, y_test)
     seen = None
     if x.ndim == 2 and x.dtype.kind == "f":
-        # a column without a value has no range, and NaN is never outside of it
-        seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
+        seen = np.stack([x.min(axis=0), x.max(axis=0)]).astype(np.float64)
+        if np.isnan(seen).any():
+            # a column without a value has no range, and NaN is never outside of it
+            seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
     if scaling is None:
         return Shard(_single(x), y, _single(x_test), y_test, seen=seen, target=target)
     scale = scaling.scale_of(x)
+    gaps = gaps_test = None
+    if scaling.shared:
+        gaps, gaps_test = (scaling.gaps(samples) for samples in (x, x_test))
     x, x_test = (scaling.prepared(samples, scale) for samples in (x, x_test))
-    return Shard(x, y, x_test, y_test, scale, seen, target)
+    return Shard(x, y, x_test, y_test, scale, seen, target, gaps=gaps, gaps_test=gaps_test)
 
 
 def _weighted(
@@ -1245,8 +1303,8 @@ def fingerprint(shard: Shard) -> bytes:
     """Return a hash of one client's samples."""
     digest = hashlib.blake2b(digest_size=16)
     arrays = [shard.x, shard.y, shard.x_test, shard.y_test]
-    if shard.weights is not None:
-        arrays.append(shard.weights)
+    added = (shard.weights, shard.gaps, shard.gaps_test)
+    arrays += [given for given in added if given is not None]
     for array in arrays:
         # the same bytes in another shape or type are other data
         header = f"{array.shape}{array.dtype}"

@@ -350,6 +350,15 @@ class PowerEntry(TypedDict):
     """what would carry"""
 
 
+class Stopped(TypedDict):
+    """Early end of a run, which a callback asked for."""
+
+    round: int
+    """the last one"""
+    reason: str
+    """which callback stopped it, and why"""
+
+
 class Result(TypedDict):
     """Content of result.json."""
 
@@ -389,6 +398,8 @@ class Result(TypedDict):
     """rounds in which a client refused a request, by name and reason"""
     rounds: int
     """those asked for; each method says which they are"""
+    stopped: NotRequired[Stopped]
+    """where a callback ended the run before the last of them"""
     warning: NotRequired[str]
     """where clusters or models are not to be trusted"""
     metrics: Metrics

@@ -81,6 +81,14 @@ class Objective(ABC):
             (n,).
         """
 
+    def constant_score(self, y: NDArray[Any]) -> float:
+        """Return the largest score of an answer that ignores x, where larger ones are better.
+
+        Args:
+            y: targets, (n, …).
+        """
+        raise NotImplementedError
+
     def judged(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the metric of clients.
 
@@ -187,6 +195,14 @@ class Classification(Objective):
             y: labels, (n,).
         """
         return outputs.argmax(-1) == y
+
+    def constant_score(self, y: NDArray[Any]) -> float:
+        """Return the share of the most frequent label.
+
+        Args:
+            y: labels, (n,).
+        """
+        return float(np.bincount(y).max()) / len(y)
 
     def example(self, shape: Sequence[int], classes: int) -> Example:
         """Return uniform numbers of class 0.
@@ -674,6 +690,11 @@ class MultiLabel(Objective):
         """
         right = (outputs[:, : y.shape[1]] > 0) == (y > 0.5)
         return right.to(outputs.dtype).mean(1)
+
+    def constant_score(self, y: NDArray[Any]) -> float:
+        """Return the score of the answer that gives each label its most frequent value."""
+        ones = y.astype(np.float64).mean(axis=0)
+        return float(np.maximum(ones, 1 - ones).mean())
 
     def example(self, shape: Sequence[int], classes: int) -> Example:
         """Return uniform samples without labels.

@@ -32,6 +32,8 @@ M = TypeVar("M", bound=Method)
 
 # options that were chosen for a target ε: the name in a configuration, and of a method's attribute
 CHOSEN = "chosen"
+# in a configuration: the noise multiplier of a shared scale's sum over that of training
+SCALE_NOISE = "scale_noise"
 GIVEN = "_given"  # attribute of a protocol: names of the options that its constructor was given
 
 

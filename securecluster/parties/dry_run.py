@@ -213,6 +213,7 @@ def run_releases(protocol: Any, facts: Facts, clients: int) -> RunReleases:
         f"{type(protocol).__module__}.{type(protocol).__qualname__}",
         params_as_json(protocol),
         list(facts.shape),
+        facts.scaling,
         facts.classes,
         facts.objective.as_json(),
         clients,

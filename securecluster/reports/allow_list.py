@@ -79,8 +79,8 @@ OPTIONS: dict[str, Rule] = {
         "gradient_noise gram_mechanism gram_noise grid height init k keep_momentum landmarks layer "
         "layer_mask least_choosers least_members level linkage local_rounds loss_clip loss_noise "
         "lr mask metric min_samples min_size minimum_size moments momentum networks newcomers_by "
-        "noise optimizer class_weight ditto local_layers lr_gamma lr_schedule lr_step "
-        "proximal weight_decay "
+        "noise optimizer scale_noise class_weight ditto accumulate keep_best local_layers lr_gamma "
+        "lr_schedule lr_step proximal weight_decay "
         "participation period placement positions pre_rounds public quantile radius radius_scale "
         "rebalance refine regularization relevance relevance_release residuals retrain rounds "
         "sealed selection_noise selection_share signature signature_blocks signature_centre "
@@ -99,7 +99,7 @@ NETWORK: Rule = {
         "width latents shared phi signature_kind",
     ),
     "objective": _all(PUBLIC, "kind metres loss delta bounds standardised"),
-    "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted")),
+    "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted channels")),
     "chosen": OPTIONS,
     # clients' numbers of samples
     **_all(UNCOVERED, "sizes signature_sizes most_samples"),
@@ -183,6 +183,7 @@ RESULT: Rule = {
     **dict.fromkeys(("dropped", "never_seen"), Each(UNCOVERED, named=True)),
     "refused": Each(Each(UNCOVERED, named=True), named=True),
     "fallback": {"nodes": UNCOVERED, "losses": Each(Each(UNCOVERED, named=True))},
+    "stopped": _all(UNCOVERED, "round reason"),
     "power": {
         **_all(UNCOVERED, "summary clusters training sentences warning"),
         "releases": Each(

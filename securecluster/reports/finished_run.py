@@ -93,7 +93,7 @@ def open_run(
         config=config,
         result=result,
         history=checked_lines(folder / LEARNED, stored.learned.history),
-        protocol=protocol or _protocol(folder, config),
+        protocol=protocol or protocol_of(folder, config),
         ledger=_ledger(folder, stored),
         kept=stored,
     )
@@ -119,7 +119,7 @@ def _not_ended(folder: Path, config: RunConfig) -> UsageError:
     )
 
 
-def _protocol(folder: Path, config: RunConfig) -> ClusteringProtocol:
+def protocol_of(folder: Path, config: RunConfig) -> ClusteringProtocol:
     """Return the run's protocol without objects of the user's own.
 
     Raises:
@@ -237,9 +237,9 @@ def command_of(run: FinishedRun) -> str | None:
         run: the run.
 
     Returns:
-        None where data or options are from Python.
+        None where data or options are from Python, or a callback stopped it.
     """
-    if run.config["simulation"] is None:
+    if run.config["simulation"] is None or "stopped" in run.result:
         return None
     words = ["securecluster", "run", run.config["protocol"]["name"]]
     simulation = Simulation(**run.config["simulation"])

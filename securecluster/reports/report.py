@@ -9,7 +9,7 @@ from typing import Any
 from securecluster.core.number_format import number, shown
 from securecluster.core.progress import duration
 from securecluster.data.feature_columns import listed
-from securecluster.folders.schemas import Result, Sent, scores_of
+from securecluster.folders.schemas import Result, Sent, Stopped, scores_of
 from securecluster.models.objectives import METRICS
 from securecluster.parties.derived import chosen_sentence
 from securecluster.reports import privacy_report, terminal
@@ -140,6 +140,8 @@ def show(content: Result, folder: Path) -> None:
     _show_classes(console, content)
     console.print(terminal.table(*bytes_table(content["bytes"]), "bytes on the wire", numbers=True))
     privacy_report.show(console, content["privacy"])
+    if "stopped" in content:
+        console.print(f"stopped {early_end(content['stopped'])}")
     if "chosen" in content:
         console.print(chosen_sentence(content["chosen"]))
     for sentence in content.get("power", {"sentences": []})["sentences"]:
@@ -151,6 +153,11 @@ def show(content: Result, folder: Path) -> None:
     time = f"{content['seconds']:.1f} s on {content['device']}"
     # no wrapping: a path with line breaks in it could not be copied
     console.print(f"{time}; everything is in {folder}", soft_wrap=True)
+
+
+def early_end(stopped: Stopped) -> str:
+    """Return after which round a run was stopped, and by whom, in words."""
+    return f"after round {stopped['round']} by {stopped['reason']}"
 
 
 def _show_scores(console: Any, content: Result) -> None:

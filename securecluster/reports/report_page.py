@@ -23,7 +23,7 @@ from securecluster.reports.finished_run import (
     epsilon_of_field,
 )
 from securecluster.reports.privacy_report import Statements
-from securecluster.reports.report import bytes_table, megabytes
+from securecluster.reports.report import bytes_table, early_end, megabytes
 from securecluster.statements import odds
 from securecluster.statements.disclosures import READERS, Disclosure, protections
 
@@ -99,6 +99,8 @@ def summary(run: FinishedRun) -> str:
         (f"{metric} on clients' test samples", shown(score, metric, result["unit"])),
         ("agreement with the true clusters (ARI)", number(result["metrics"]["ari"])),
     ]
+    if "stopped" in result:
+        observed.append(("stopped", printable(early_end(result["stopped"]))))
     rows = [
         ("protocol", result["protocol"]),
         ("data", f"{printable(result['data'].rpartition('/')[2])} ({result['scenario']})"),
@@ -293,7 +295,8 @@ def reproduction(run: FinishedRun, *further: str) -> str:
     lines = [f"securecluster replay {folder}", f"securecluster report {folder} --html", *further]
     if command is None:
         text = (
-            "Data or options came from Python: repeat it there, with fit(federation, folder=...)."
+            "Data, options or a callback that stopped it came from Python: repeat it there, with "
+            "fit(federation, folder=...)."
         )
         blocks = [html.paragraph(text)]
     else:

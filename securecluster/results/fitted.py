@@ -274,11 +274,12 @@ class FittedRun:
         called = ClientNames(names).positions_called(client)
         return self._guests[names[called[0]]] if called else None
 
-    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
-        """Return what a client or a newcomer keeps of its own data."""
-        guest = self._guest(client)
-        if guest is not None:
-            return guest.numbers
+    def _own(self, client: Client | None) -> Mapping[str, torch.Tensor]:
+        """Return what a client or a newcomer keeps of its own data, and what all share."""
+        guest = None if client is None else self._guest(client)
+        if client is None or guest is not None:
+            own = {} if guest is None else guest.numbers
+            return {**own_numbers(self.kept_, None), **own}
         return own_numbers(self.kept_, self._client_names.position(client))
 
     def secrets_of(self, client: Client) -> Secrets:
@@ -349,7 +350,7 @@ class FittedRun:
                 "give a client or a cluster: module_of(client) or module_of(cluster=0)"
             )
         state = self._state_of(cluster) if client is None else self.model_of(client)
-        numbers = preparation(self._config, None if client is None else self._own(client))
+        numbers = preparation(self._config, self._own(client))
         return predictions.module_with(
             self.method, self._config, self.network_.objective, state, numbers
         )
@@ -380,7 +381,8 @@ class FittedRun:
 
     def _outputs(self, client: Client, x: Any) -> torch.Tensor:
         """Return the outputs (n, …) of a client's model for samples as the user has them."""
-        module = self.module_of(client)
+        module: Any = self.module_of(client)
+        module.seen = None  # of which the samples' reader tells, by the columns' names
         seen = self._own(client).get(RANGES)
         return predictions.outputs_of(module, predictions.read_samples(x, self.kept_, seen))
 
@@ -549,7 +551,8 @@ class FittedRun:
             clients: whose own models are written, too; they are for these clients alone. Otherwise
                 a client of a method with personal models has its cluster's.
             format: safetensors, or onnx: a graph a model in place of weights and loader, which
-                needs onnx and onnxscript.
+                needs onnx and onnxscript, and cannot note values far outside of what the client
+                trained on.
             labels: also write each client's cluster where the client alone knows it.
 
         Raises:
@@ -587,6 +590,7 @@ class FittedRun:
             outcomes.append,
             self.kept_.secrets(),
             self.kept_.key,
+            learned.stopped,
         )
         return outcomes
 

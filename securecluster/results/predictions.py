@@ -84,7 +84,7 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     categories = () if scaling is None else scaling.categories
     names = config.get("feature_names")
     values = _values(x, names, categories)
-    shape = (len(categories),) if categories else tuple(config["shape"])
+    shape = tuple(config["shape"]) if scaling is None else scaling.given_shape(config["shape"])
     if values.shape[1:] != shape:
         raise UsageError(
             f"X {values.shape} has samples of shape {values.shape[1:]}, and the run's are "
@@ -96,7 +96,7 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     converted = values.astype(np.float64 if scaling is not None else DTYPES[config["dtype"]])
     if np.isinf(converted).any() or (np.isnan(converted).any() and not categories):
         raise UsageError("X has a value that is NaN or infinite: clean the samples first")
-    doubts = [] if seen is None else far_doubts(values, seen.numpy(), names)
+    doubts = [] if seen is None else far_doubts(values, seen.numpy(), names, categories)
     for doubt in doubts:
         warnings.warn(doubt, SecureClusterWarning, stacklevel=4)
     return torch.as_tensor(converted)

@@ -15,15 +15,22 @@ where there are more than two: the measure of calibration here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
-from securecluster.models.objectives import Objective
+from securecluster.models.objectives import (
+    Binary,
+    Classification,
+    MultiLabel,
+    Objective,
+    Regression,
+)
 from securecluster.results.fitted_state import FittedState
+from securecluster.results.preparation import own_numbers, preparation
 from securecluster.training.baselines import KNOWN, OUTPUTS, SIZES, TARGETS, answer, below
 
 Array: TypeAlias = NDArray[Any]
@@ -31,7 +38,7 @@ Scores: TypeAlias = dict[str, float]
 BASELINE = "baseline"  # end of a column's name, and what stands beside a score
 SCORES = (
     "accuracy", "balanced_accuracy", "f1", "roc_auc", "average_precision", "log_loss",
-    "brier_score", "r2", "mae", "rmse",
+    "brier_score", "r2_score", "mean_absolute_error", "root_mean_squared_error",
 )  # fmt: skip
 NO_SCORES = (
     "this result has no predictions on test samples: it is a server's, whose clients are nodes "
@@ -75,8 +82,12 @@ def score_rows(kept: FittedState, objective: Objective) -> list[dict[str, Any]]:
     if OUTPUTS not in extra:
         return rows
     outputs, targets = (torch.split(extra[name], sizes) for name in (OUTPUTS, TARGETS))
-    for row, *parts in zip(rows, outputs, targets, extra[KNOWN], strict=True):
-        row |= _of_client(objective, learned.config["classes"], *parts)
+    for k, row in enumerate(rows):
+        # a module of the user's own may have more outputs than there are any
+        parts = Parts(outputs[k][:, : learned.config["classes"]], targets[k], extra[KNOWN][k])
+        if objective.kind == Regression.kind:
+            parts = parts.restored(preparation(learned.config, own_numbers(kept, k)) or {})
+        row |= _of_client(objective, parts)
     return rows
 
 
@@ -139,31 +150,53 @@ def study_scores(kept: FittedState, objective: Objective) -> dict[str, Any]:
     }
 
 
-def _of_client(
-    objective: Objective,
-    classes: int,
-    outputs: torch.Tensor,
-    targets: torch.Tensor,
-    known: torch.Tensor,
-) -> Scores:
+class Parts(NamedTuple):
+    """What the scores of one client follow from.
+
+    Args:
+        outputs: of its model, (n, k).
+        targets: of its test samples, (n, …).
+        known: of its training targets, as `known_of` returns it.
+    """
+
+    outputs: torch.Tensor
+    targets: torch.Tensor
+    known: torch.Tensor
+
+    def restored(self, numbers: Mapping[str, torch.Tensor]) -> Parts:
+        """Return the same in the targets' own units.
+
+        Args:
+            numbers: of the client's preparation; without any of targets these have no other scale.
+        """
+        if "target_width" not in numbers:
+            return self
+        width, centre = numbers["target_width"], numbers["target_centre"]
+        return Parts(*(part.double() * width + centre for part in self))
+
+
+def _of_client(objective: Objective, parts: Parts) -> Scores:
     """Return the scores of one client beside its baseline's.
 
     Args:
         objective: of the run.
-        classes: outputs of the network that are any; a module of the user's own may have more.
-        outputs: of its model, (n, …).
-        targets: of its test samples, (n, …).
-        known: of its training targets, as `known_of` returns it.
+        parts: of the client.
     """
-    y = targets.numpy()
+    y = parts.targets.numpy()
     scored = SCORERS[objective.kind]
-    given = _predicted(objective, outputs[:, :classes])
-    constant = np.broadcast_to(_predicted(objective, answer(objective, known)[None]), given.shape)
-    scores, baselines = scored(y, given), scored(y, constant)
-    if "mae" in baselines:
-        median = np.broadcast_to(_predicted(objective, known[1][None]), given.shape)
-        baselines["mae"] = scored(y, median)["mae"]
-    return beside(scores, baselines)
+    given = _predicted(objective, parts.outputs)
+
+    def of_answer(outputs: torch.Tensor) -> Scores:
+        constant = _predicted(objective, outputs[None])
+        return scored(y, np.broadcast_to(constant, given.shape))
+
+    baselines = of_answer(answer(objective, parts.known))
+    if (
+        objective.kind == Regression.kind
+    ):  # the mean is best by squares, the median by absolute errors
+        absolute = "mean_absolute_error"
+        baselines = of_answer(parts.known[0]) | {absolute: baselines[absolute]}
+    return beside(scored(y, given), baselines)
 
 
 def _predicted(objective: Objective, outputs: torch.Tensor) -> Array:
@@ -226,10 +259,15 @@ def label_scores(y: Array, shares: Array) -> Scores:
         both = np.stack([1 - share, share], axis=1)
         by_label.append(class_scores(truth.astype(np.int64), both))
     found = {}
-    for name in by_label[0]:
+    for name in SCORES[:7]:
         values = [scores[name] for scores in by_label if not np.isnan(scores[name])]
         found[name] = float(np.mean(values)) if values else np.nan
     return found
+
+
+def _of_several_labels(y: Array, shares: Array) -> Scores:
+    """Return `label_scores` without the accuracy, which is the run's metric, under its name."""
+    return {name: value for name, value in label_scores(y, shares).items() if name != "accuracy"}
 
 
 def value_scores(y: Array, values: Array) -> Scores:
@@ -245,10 +283,10 @@ def value_scores(y: Array, values: Array) -> Scores:
     truth, given = _columns(y).T, _columns(values).T
     if not len(y) or not np.isfinite(given).all():
         return scores
-    scores["mae"] = metrics.mean_absolute_error(truth, given)
-    scores["rmse"] = metrics.root_mean_squared_error(truth, given)
+    scores["mean_absolute_error"] = metrics.mean_absolute_error(truth, given)
+    scores["root_mean_squared_error"] = metrics.root_mean_squared_error(truth, given)
     if len(y) > 1:  # of one sample there is no variance
-        scores["r2"] = metrics.r2_score(truth, given)
+        scores["r2_score"] = metrics.r2_score(truth, given)
     return {name: float(value) for name, value in scores.items()}
 
 
@@ -258,8 +296,8 @@ def _columns(values: Array) -> Array:
 
 
 SCORERS: dict[str, Callable[[Array, Array], Scores]] = {
-    "classification": class_scores,
-    "binary": label_scores,
-    "multilabel": label_scores,
-    "regression": value_scores,
+    Classification.kind: class_scores,
+    Binary.kind: label_scores,
+    MultiLabel.kind: _of_several_labels,
+    Regression.kind: value_scores,
 }

@@ -96,7 +96,7 @@ class BlockEnd:
         """
         observer = method.observer
         untuned = None
-        if method.training.tuning(method):
+        if method.training.personal(method):
             untuned = observer.final_models(client, state)
         return cls(
             observer.kept_models(client, state),

@@ -118,6 +118,7 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
         "privacy": section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
+    content |= stopped(fitted)
     if learned.power is not None:
         content["power"] = learned.power
     # what a target chose, and names that the data came with, if any
@@ -131,6 +132,18 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
             subject.names[client]: codes for client, codes in fitted.refused_.items()
         }
     return cast(Result, content)
+
+
+def stopped(fitted: FittedRun) -> Entries:
+    """Return after which round a run was stopped, and why; nothing where it was not.
+
+    Args:
+        fitted: the result of the run.
+    """
+    stop = fitted.kept_.learned.stopped
+    if stop is None:
+        return {}
+    return {"stopped": {"round": fitted.history_[-1]["round"], "reason": stop.reason}}
 
 
 def _unseen(subject: Subject, fitted: FittedRun) -> Entries:

@@ -12,6 +12,7 @@ from securecluster.figures.figure import Drawing, figure, save_all
 from securecluster.figures.looks import GREY, looks, name_of
 from securecluster.privacy import run_secret
 from securecluster.reports.report import megabytes
+from securecluster.results.scores import SCORES
 from securecluster.studies import sweep_figures
 from securecluster.studies.sweep_costs import NOT_COUNTED, TWO_UNITS
 
@@ -38,13 +39,16 @@ def show(content: Content, console: Any = None) -> None:
         console = terminal.Console(markup=False)
     target = content["target"]
     metric = content["metric"]
-    rows = [_cells(row, target, metric) for row in content["protocols"]]
-    # a protocol that failed has no further scores
-    all_headings = dict.fromkeys(heading for row in rows for heading in row)
-    headings = [heading for heading in all_headings if not _is_empty(heading, rows)]
-    cells = [[row.get(heading, NONE) for heading in headings] for row in rows]
-    for table in terminal.fitting(headings, cells, _title(content), console.width):
-        console.print(table)
+    of_runs = [_cells(row, target, metric) for row in content["protocols"]]
+    tables = [(_title(content), of_runs)]
+    if any(row.get("below_baseline") is not None for row in content["protocols"]):
+        of_scores = [_score_cells(row, metric) for row in content["protocols"]]
+        tables.append(("means of clients' scores", of_scores))
+    for title, rows in tables:
+        headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
+        cells = [[row[heading] for heading in headings] for row in rows]
+        for table in terminal.fitting(headings, cells, title, console.width):
+            console.print(table)
     units = _units_of_privacy(content)
     if units:
         console.print("; ".join(units))
@@ -56,7 +60,7 @@ def show(content: Content, console: Any = None) -> None:
 
 def _is_empty(heading: str, rows: list[Cells]) -> bool:
     """Return whether a column has a dash for every protocol."""
-    return all(row.get(heading, NONE) == NONE for row in rows)
+    return all(row[heading] == NONE for row in rows)
 
 
 def _title(content: Content) -> str:
@@ -167,8 +171,6 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
         "ARI": fixed(row["ari"], 2),
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
-        "baseline": shown(row.get(f"{metric}_baseline"), metric),
-        "below": fixed(row.get("below_baseline"), 0),
         f"at {target}": fixed(row["at_target"], 3),
         "given": _given_text(row.get("given")),
         "rounds": fixed(row.get("rounds"), 0),
@@ -177,8 +179,6 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
         "ε": NONE,
         "s": fixed(row["seconds"], 1),
     }
-    for name, value in (row.get("scores") or {}).items():
-        cells[name.replace("_", " ")] = fixed(value, 3)
     if row["servers"]:
         cells["servers"] = megabytes(row["servers"])
     # a failed run has no numbers, and its epsilon of null is not infinite
@@ -187,6 +187,25 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
         cells["up+down"] = megabytes(row["up"] + row["down"])
         cells["ε"] = _epsilon_text(row["epsilon"])
     return cells
+
+
+def _score_cells(row: Row, metric: str) -> Cells:
+    """Return the scores of a row by heading, with the baseline and how many models are below it.
+
+    Args:
+        row: an entry of `protocols` in compare.json.
+        metric: the metric's name.
+    """
+    scores = row.get("scores") or {}
+    cells = {
+        "protocol": row["protocol"],
+        metric: shown(row[metric], metric),
+        "baseline": shown(row.get(f"{metric}_baseline"), metric),
+        "below": fixed(row.get("below_baseline"), 0),
+    }
+    # one that failed has none
+    further = {name.replace("_", " "): fixed(scores.get(name), 3) for name in SCORES}
+    return cells | {name: text for name, text in further.items() if name not in cells}
 
 
 def _given_text(options: dict[str, int] | None) -> str:

@@ -1,8 +1,8 @@
 """What is kept of clients' test samples at the end of a run, and answers that know targets alone.
 
 The baseline of a client knows nothing but its own training targets, and gives every test sample one
-answer: the shares of the labels, of which the most frequent one is predicted, or the mean of the
-values. The observer computes it when a run is over, outside the protocol.
+answer: the shares of the labels, of which the most frequent one is predicted, or the median of
+numbers, or the mean position. The observer computes it when a run is over, outside the protocol.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
 from securecluster.models.objectives import (
+    Binary,
     Classification,
     Language,
+    MultiLabel,
     Objective,
     Regression,
     Trajectory,
 )
+from securecluster.training.chance_level import TOLERANCE
 from securecluster.training.evaluation import EVALUATED
 
 if TYPE_CHECKING:
@@ -34,11 +37,9 @@ TARGETS = "test_targets"  # (N, …)
 SIZES = "test_sizes"  # test samples of each client, (m,)
 KNOWN = "training_targets"  # what the baselines know, (m, …)
 LABELS = (Classification.kind, Language.kind)
-SHARES = ("binary", "multilabel")
+SHARES = (Binary.kind, MultiLabel.kind)
 # kinds whose metric alone is kept: a vocabulary of outputs a token would be large
 OF_METRIC = (Language.kind, Trajectory.kind)
-# metrics are means over samples, which float64 rounds
-TOLERANCE = 1e-9
 # as scikit-learn clips probabilities, so that a label that never occurred has a finite loss
 SMALLEST = float(np.finfo(np.float64).eps)
 
@@ -73,40 +74,14 @@ class HeldOut:
         known = [known_of(objective, y, cohort.classes) for y in trained.by_client()]
         parts = list(zip(known, held.by_client(), strict=True))
         baselines = np.array([mean_score(objective, *part) for part in parts], dtype=np.float64)
-        baselines *= cohort.units
+        # where clients standardised their targets, in each one's own numbers, as its score
+        baselines = baselines * cohort.units
         kept = {SIZES: torch.as_tensor(np.diff(held.offsets))}
         if objective.kind not in OF_METRIC and len(held.y):
             outputs = held.outputs(cohort.model, models)
-            measured = outputs, held.y, torch.stack(known)
-            if isinstance(objective, Regression):
-                measured = _in_units(objective, cohort, kept[SIZES], *measured)
-            kept |= dict(zip((OUTPUTS, TARGETS, KNOWN), measured, strict=True))
+            kept |= {OUTPUTS: outputs, TARGETS: held.y, KNOWN: torch.stack(known)}
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}
         return cls(scores, objective.judged(baselines), kept)
-
-
-def _in_units(
-    objective: Regression,
-    cohort: LocalTrainer,
-    sizes: torch.Tensor,
-    outputs: torch.Tensor,
-    y: torch.Tensor,
-    known: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return outputs, targets and what baselines know in units of the targets' own, from the centre
-    of their scale.
-
-    Args:
-        objective: of the run.
-        cohort: the clients' data.
-        sizes: test samples of each client, (m,).
-        outputs: of all test samples, (N, k or more).
-        y: their targets, (N, k).
-        known: mean and median of each client's training targets, (m, 2, k).
-    """
-    own = torch.as_tensor(cohort.units)[:, None] * torch.tensor(objective.units).double()
-    of_rows = own.repeat_interleave(sizes, 0).expand(len(y), y.shape[1]).to(y.device)
-    return outputs[:, : y.shape[1]].double() * of_rows, y.double() * of_rows, known * own[:, None]
 
 
 def known_of(objective: Objective, y: torch.Tensor, classes: int) -> torch.Tensor:
@@ -143,10 +118,11 @@ def answer(objective: Objective, known: torch.Tensor) -> torch.Tensor:
         (classes,), (L,) or (k,), float64.
     """
     if objective.kind in LABELS:
-        return (known / known.sum()).double().clamp(min=SMALLEST).log()
+        return (known.double() / known.sum()).clamp(min=SMALLEST).log()
     if objective.kind in SHARES:
         return known.clamp(SMALLEST, 1 - SMALLEST).logit()
-    return known[0]
+    # no other value has a smaller mean absolute error than the median
+    return known[1 if objective.kind == Regression.kind else 0]
 
 
 def below(objective: Objective, scores: FloatArray, baselines: FloatArray) -> list[int]:

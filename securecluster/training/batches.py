@@ -70,8 +70,9 @@ class Minibatches:
             k: position of the client.
         """
         one = slice(k, k + 1)
-        arrays = (self.x, self.y, self.weight, self.keys, self.importance)
-        return Minibatches(*(None if array is None else array[one] for array in arrays))
+        keys = None if self.keys is None else self.keys[one]
+        importance = None if self.importance is None else self.importance[one]
+        return Minibatches(self.x[one], self.y[one], self.weight[one], keys, importance)
 
 
 def resampled(labels: NDArray[Any], power: float, generator: np.random.Generator) -> IntArray:
@@ -115,7 +116,8 @@ def of_classes(labels: NDArray[Any], class_weight: Sequence[float] | str) -> NDA
         _, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
         balanced: NDArray[np.float64] = (len(labels) / (len(counts) * counts))[group]
         return balanced
-    return np.asarray(class_weight, dtype=np.float64)[labels]
+    weights: NDArray[np.float64] = np.asarray(class_weight, dtype=np.float64)[labels]
+    return weights
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
-from securecluster.training.baselines import TOLERANCE, known_of, mean_score
 from securecluster.training.local_trainer import LocalTrainer
 
 ENOUGH_ROUNDS = 10
 """rounds of averaging from which on a user is warned of a model that has learned nothing"""
 SHARE = 0.25
 """share of clients from which on a user is warned"""
+# accuracies are means over samples, which float64 rounds
+TOLERANCE = 1e-9
+
 
 FloatArray = NDArray[np.float64]
 
@@ -73,7 +74,7 @@ def at_chance(cohort: LocalTrainer, models: Rows, scores: FloatArray) -> Chance:
         if chance <= 0:  # all targets are equal
             continue
         tested += len(members)
-        if _above_one_answer(cohort, members, scores):
+        if _above_frequent_label(cohort, members, scores):
             continue
         sizes = [cohort.sizes[k] for k in members]
         client_losses = cohort.loss(models.select(members), members)
@@ -101,10 +102,10 @@ def _clients_by_model(models: Rows) -> list[list[int]]:
     return list(groups.values())
 
 
-def _above_one_answer(
+def _above_frequent_label(
     cohort: LocalTrainer, members: Sequence[int], scores: NDArray[np.float64]
 ) -> bool:
-    """Return True if a model's accuracy exceeds that of one answer, the most frequent label.
+    """Return True if a model's accuracy exceeds that of the best answer without input.
 
     Args:
         cohort: the clients' data.
@@ -112,14 +113,12 @@ def _above_one_answer(
         scores: accuracy on each client's held-out samples, (m,); NaN for a client without any.
     """
     samples = cohort.test_samples
-    objective = cohort.model.objective
     tested = [k for k in members if not np.isnan(scores[k])]
     # only accuracies grow with quality; perplexities and errors have no share of labels
-    if not objective.higher or not tested:
+    if not cohort.model.objective.higher or not tested:
         return False
     all_sizes = np.diff(samples.offsets)
     sizes = all_sizes[tested]
     accuracy = float(np.average(scores[tested], weights=sizes))
-    targets = torch.as_tensor(samples.targets(tested))
-    known = known_of(objective, targets, cohort.classes)
-    return accuracy > mean_score(objective, known, targets) + TOLERANCE
+    largest_share = cohort.model.objective.constant_score(samples.targets(tested))
+    return accuracy > largest_share + TOLERANCE

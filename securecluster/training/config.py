@@ -92,6 +92,10 @@ class LocalTraining:
             run, near the run's model w (Li et al. 2021, "Ditto", eq. for h_k).
         schedule: learning rates of rounds, as factors of `lr`; None for 1.
         keep_local: True to keep what a training makes of each client's local layers.
+        keep_best: True to note, as a training begins, which of a client's models so far has the
+            least loss on its validation samples.
+        parts: in which a mini-batch goes through the network one after the other, their gradients
+            added up. DP-SGD has parts of its own.
     """
 
     lr: float
@@ -111,6 +115,8 @@ class LocalTraining:
     ditto: float = 0.0
     schedule: Schedule | None = None
     keep_local: bool = False
+    keep_best: bool = False
+    parts: int = 1
 
     def at(self, number: int) -> LocalTraining:
         """Return these hyper-parameters with the learning rate of a round.

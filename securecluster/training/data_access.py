@@ -132,12 +132,14 @@ class DataAccess:
         """Return the number of the round of the current call; 0 outside of calls."""
         return 0 if self._call is None else self._call.round
 
-    def read(self, name: str, clients: Sequence[int] = ()) -> None:
+    def read(self, name: str, clients: Sequence[int] = (), released: bool = False) -> None:
         """Note that data are read.
 
         Args:
             name: of the trainer's method that returns them.
             clients: positions of the clients whose data they are, where the method takes some.
+            released: whether the method returns what has left already, with noise, and nothing
+                else, so that nothing that follows needs noise of its own.
 
         Raises:
             PolicyError: the declaration of the called method does not cover it.
@@ -153,7 +155,8 @@ class DataAccess:
                 f"or derived=True), and reads cohort.{name}: leave the declaration out"
             )
         _refuse_others(call, name, clients)
-        call.reads.data.add(name)
+        if not released:
+            call.reads.data.add(name)
 
     def read_counts(self, name: str) -> None:
         """Note that numbers of samples are read, which are data unless they are public.

@@ -27,7 +27,8 @@ from securecluster.core.client_names import stream_of
 from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
-from securecluster.errors import UsageError
+from securecluster.data.scaling import POOLED
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models.optimizers import LastingRows, MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
@@ -41,6 +42,7 @@ from securecluster.training.batches import (
     resampled,
     sizes_of_epochs,
 )
+from securecluster.training.best_models import BestModels
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
@@ -48,6 +50,7 @@ from securecluster.training.joint_training import Request
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
+    from securecluster.data.shared_scale import WaitingSamples
     from securecluster.models.flat_model import Params
     from securecluster.models.validation import FlatModel
     from securecluster.training.dp_sgd import DPSGDState
@@ -190,6 +193,7 @@ class LocalTrainer:
         if self.model.local:
             _, first = self.model.parts(self._whole_start)
             self._local = LastingRows(len(self.ids), first, "local_layers", "local layers")
+        self._best: BestModels | None = None  # made by the first training that keeps the best
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
         given: list[Any] = []  # weights of the samples in training
@@ -201,9 +205,8 @@ class LocalTrainer:
             size = len(shard.y)
             in_training = self._training_mask(stream, size, validation_share)
             held_out = ~in_training
-            validated.append((shard.x[held_out], shard.y[held_out]))
-            x = shard.x
-            y = shard.y
+            x, y = shard.samples, shard.y
+            validated.append((x[held_out], y[held_out]))
             if not bool(in_training.all()):  # complete shards are not copied
                 x = x[in_training]
                 y = y[in_training]
@@ -211,10 +214,27 @@ class LocalTrainer:
             given.append(None if shard.weights is None else shard.weights[in_training])
         self._sizes = [len(y) for _, y in trained]
         self._validation_sizes = [len(y) for _, y in validated]
-        self._train_on = replace(self._samples(trained), weights=self._given_weights(given))
+        self._weights = self._given_weights(given)
         self._importance: dict[Any, torch.Tensor | None] = {}  # by `class_weight`
+        tested = [(shard.test_samples, shard.y_test) for shard in shards]
+        self._waiting: WaitingSamples | None = None
+        if federation.scaling is not None and federation.scaling.shared:
+            from securecluster.data.shared_scale import WaitingSamples
+
+            numbers = federation.scaling.numbers
+            self._waiting = WaitingSamples(numbers, [trained, validated, tested])
+            trained, validated, tested = self._waiting.scaled()
+        self._hold(trained, validated, tested)
+
+    def _hold(
+        self,
+        trained: Sequence[tuple[Any, Any]],
+        validated: Sequence[tuple[Any, Any]],
+        tested: Sequence[tuple[Any, Any]],
+    ) -> None:
+        """Put each client's samples (x, y) on the device, and watch that no call changes them."""
+        self._train_on = replace(self._samples(trained), weights=self._weights)
         self._aside_on = self._samples(validated)
-        tested = [(shard.x_test, shard.y_test) for shard in shards]
         self._test_on = self._samples(tested)
         # tables and offsets of the training samples, which every step of training reads
         self._x = self._train_on.x
@@ -225,6 +245,56 @@ class LocalTrainer:
         for samples in sample_sets:
             tables += [samples.x, samples.y]
         self.access.watch(tables)
+
+    def column_sums(
+        self, clients: Sequence[int], means: bool, norm: float | None = None
+    ) -> FloatArray:
+        """Return counts, sums and sums of squares of each client's features, (b, 3f).
+
+        Args:
+            clients: positions of the clients.
+            means: divide by the client's number of samples.
+            norm: to which these are scaled, where they are the largest of one sample; None leaves
+                them as they are.
+
+        Raises:
+            PolicyError: the run finds no scale that clients share.
+        """
+        self.access.read("column_sums", clients)
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: nothing is told")
+        return self._waiting.sums(clients, means, norm)
+
+    def released_column_sums(self, context: Any, norm: float, noise: float) -> torch.Tensor:
+        """Return the sums of `column_sums` with noise, and never without it where the run has some.
+
+        Args:
+            context: of the call (`CallContext`), with its clients.
+            norm: of what one sample contributes, at most 1.
+            noise: multiplier of the noise.
+        """
+        clients = context.positions
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: nothing is told")
+        sums = torch.from_numpy(self._waiting.sums(clients, False, norm))
+        released: torch.Tensor = context.release(sums, sensitivity=1.0, noise=noise)
+        self.access.read("column_sums", clients, bool(context.releases.of([released])))
+        return released
+
+    def rescale(self, clients: Sequence[int], scale: torch.Tensor) -> None:
+        """Bring the samples of some clients to the scale that the run found.
+
+        Args:
+            clients: positions of the clients.
+            scale: (2, f) mean and deviation of each feature on its public bounds.
+
+        Raises:
+            PolicyError: the run finds no scale that clients share.
+        """
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: it is refused")
+        self._waiting.scales[list(clients)] = scale.double().cpu().numpy()
+        self._hold(*self._waiting.scaled())
 
     @property
     def sizes(self) -> list[int]:
@@ -326,6 +396,8 @@ class LocalTrainer:
         """
         plan = plan.at(self.access.round)
         with self.permitted(plan, clients, step):
+            if plan.keep_best:
+                self._note_best(start, clients)
             threads = self._threads()
             if apart and self.device.type == "cpu" and self._joint is None:
                 chunks = _split(self._by_steps(clients, plan), 1, threads)
@@ -503,6 +575,25 @@ class LocalTrainer:
         shared = models.values
         return Rows(self.model.joined(shared, self._local.latest(clients)), own_rows)
 
+    def _note_best(self, start: Rows, clients: Sequence[int]) -> None:
+        """Keep the models that clients begin with where none before had less validation loss."""
+        if self._best is None:
+            self._best = BestModels(len(self.ids), self._whole_start)
+        models = self.whole(start, clients)
+        self._best.note(models, clients, self.validation_loss(models, clients))
+
+    def best(self, models: Rows) -> Rows:
+        """Return all clients' models, each in the version with the least validation loss so far.
+
+        Args:
+            models: of all clients at the end of a run, whole ones, (m, d).
+        """
+        if self._best is None:
+            return models
+        clients = range(len(self.ids))
+        losses = self.validation_loss(models, clients)
+        return Rows(self._best.chosen(models, clients, losses), tuple(clients))
+
     def _write_updates(
         self,
         weights: torch.Tensor,
@@ -538,7 +629,7 @@ class LocalTrainer:
         plan = task.plan
         if plan.private or plan.keep_momentum or task.regularizer is not None or plan.has_terms:
             return None
-        if self.importance(plan) is not None or self._local is not None:
+        if self.importance(plan) is not None or self._local is not None or plan.parts > 1:
             return None
         return self._joint
 
@@ -579,7 +670,7 @@ class LocalTrainer:
             batch, index = selected(self._x, self._y, chunk, step, active)
             active_params = first_clients(params, active)
             if private is None:
-                sgd_step(model, active_params, batch, optimizer)
+                sgd_step(model, active_params, batch, optimizer, plan.parts)
             else:
                 private.step(model, active_params, batch, index, chunk.first[:active], optimizer)
         if momenta is not None and buffers is not None:
@@ -602,7 +693,7 @@ class LocalTrainer:
             plan: hyper-parameters.
             regularizer: of the call, or None.
         """
-        terms = regularizer is not None or plan.has_terms
+        terms = regularizer is not None or plan.has_terms or plan.parts > 1
         if terms or plan.private or plan.momentum or plan.optimizer != "sgd":
             return 0
         if model.stack is None or self.device.type != "cpu":
@@ -853,8 +944,14 @@ class LocalTrainer:
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the clients' state between trainings: kept momentum, and local layers."""
-        kept = [rows.memory() for rows in (self._momenta, self._local) if rows is not None]
+        """Return the clients' state between trainings, by name.
+
+        This is momentum, local layers, best models, and a shared scale.
+        """
+        lasting = (self._momenta, self._local, self._best)
+        kept = [rows.memory() for rows in lasting if rows is not None]
+        if self._waiting is not None:
+            kept.append({POOLED: torch.from_numpy(self._waiting.scales.copy())})
         return {name: tensor for memory in kept for name, tensor in memory.items()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -869,6 +966,13 @@ class LocalTrainer:
             self._momenta.recall(memory)
         if self._local is not None and "local_layers" in memory:
             self._local.recall(memory)
+        self._best = None
+        if "best_models" in memory:
+            self._best = BestModels(len(self.ids), self._whole_start)
+            self._best.recall(memory)
+        if self._waiting is not None and POOLED in memory:
+            self._waiting.scales[:] = memory[POOLED].numpy()
+            self._hold(*self._waiting.scaled())
 
     @property
     def measures(self) -> bool:
@@ -1055,7 +1159,9 @@ def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) 
     return extended
 
 
-def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer) -> None:
+def sgd_step(
+    model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer, parts: int = 1
+) -> None:
     """Make one step of each client, with the backward pass by hand if the model has one.
 
     Args:
@@ -1063,17 +1169,26 @@ def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Op
         params: parameters of the clients, by name, changed in place.
         batch: mini-batch of each client.
         optimizer: updates the parameters.
+        parts: in which the mini-batches go through the network, whose gradients are added up.
     """
     x = batch.x
     y = batch.y
     weight = batch.weight
     stack = model.stack
     # the backward pass of convolutions by hand is that of one client
-    if stack is not None and (len(x) == 1 or not stack.convolves):
+    if parts == 1 and stack is not None and (len(x) == 1 or not stack.convolves):
         with torch.no_grad():
             stack.step(params, x, y, weight, optimizer)
         return
-    gradients = model.gradients(params, x, y, weight, batch.keys)
+    width = max(1, -(-x.shape[1] // parts))
+    gradients: Params = {}
+    for number, first in enumerate(range(0, max(1, x.shape[1]), width)):
+        rows = slice(first, first + width)
+        # the masks of dropout are new ones in each part
+        keys = None if batch.keys is None else batch.keys + number
+        of_part = model.gradients(params, x[:, rows], y[:, rows], weight[:, rows], keys)
+        for name, gradient in of_part.items():
+            gradients[name] = gradients[name] + gradient if number else gradient
     optimizer.begin()
     for name, gradient in gradients.items():
         optimizer.value(name, gradient)

@@ -96,6 +96,18 @@ def test_each_run_is_the_one_that_fit_makes(whole: Path) -> None:
     (line,) = [x for x in lines if (x["seed"], x["noise"], x["variant"]) == ("4", "0.5", "fedavg")]
     assert float(line["accuracy"]) == fitted.scores_.mean()
     assert float(line["worst_accuracy"]) == fitted.scores_.min() < fitted.scores_.mean()
+    frame = fitted.to_frame("scores")
+    for name in ("accuracy_baseline", "roc_auc", "log_loss"):
+        assert float(line[name]) == pytest.approx(frame[name].mean())
+    below = frame["accuracy"] < frame["accuracy_baseline"]
+    assert int(line["below_baseline"]) == below.sum() > 0
+    of_level = [x for x in lines if x["noise"] == "0.5" and x["variant"] == "fedavg"]
+    (mean,) = [
+        x for x in _table(whole / "summary.csv") if x["noise"] == "0.5" and x["variant"] == "fedavg"
+    ]
+    for name in ("below_baseline", "f1"):
+        expected = np.mean([float(x[name]) for x in of_level])
+        assert float(mean[name]) == pytest.approx(expected)
     assert (int(line["up"]), int(line["down"])) == (fitted.bytes_["up"], fitted.bytes_["down"])
     assert float(line["epsilon"]) == pytest.approx(gaussian_epsilon(math.sqrt(2) / 0.5, 1e-5))
     assert (line["mechanism"], line["clip"], line["rounds"]) == ("local", "1.0", "2")

@@ -219,3 +219,29 @@ def test_options_at_their_defaults_are_in_no_configuration() -> None:
     assert not {"proximal", "weight_decay", "ditto", "lr_schedule", "lr_gamma"} & config.keys()
     config = FedAvg(model="linear", lr_schedule="cosine").config(federation(), "float32")
     assert config["lr_schedule"] == "cosine" and "lr_gamma" not in config
+
+
+@pytest.mark.parametrize("network", [*NETWORKS, "dropout"])
+def test_accumulated_batches_are_one(network: str) -> None:
+    fed = federation()
+    torch.manual_seed(1)
+    dropout = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    module = NETWORKS[network]() if network in NETWORKS else dropout
+    options = {**FULL, "model": module, "rounds": 2, "momentum": 0.5}
+    parts = FedAvg(**{**options, "batch_size": 2, "accumulate": 4}).fit(fed, EXACT)
+    whole = FedAvg(**{**options, "batch_size": 8}).fit(fed, EXACT)
+    differences = [
+        (one - other).abs().max()
+        for one, other in zip(parts.models_[0].values(), whole.models_[0].values(), strict=True)
+    ]
+    # each part draws masks of its own
+    assert (max(differences) > 1e-6) == (network == "dropout")
+    assert max(differences) < 1e-12 or network == "dropout"
+
+
+def test_accumulated_batches_cost_what_large_ones_do() -> None:
+    private = {**FULL, "clip": 0.5, "dp_unit": "example", "noise": 1.0, "rounds": 2}
+    epsilons = []
+    for batch in ({"batch_size": 2, "accumulate": 4}, {"batch_size": 8}, {"batch_size": 2}):
+        epsilons.append(FedAvg(**{**private, **batch}).fit(federation()).ledger_.epsilon)
+    assert epsilons[0] == epsilons[1] != epsilons[2]

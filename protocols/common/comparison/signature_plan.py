@@ -95,7 +95,7 @@ class SignaturePlan:
     @property
     def choices(self) -> tuple[str, ...]:
         """Return the kinds that "auto" chooses from."""
-        return (PLAIN, RESIDUALS) if self.noise else (BLOCKS, RESIDUALS)
+        return (PLAIN, RESIDUALS) if self.noise else KINDS
 
     @property
     def block_size(self) -> int:
@@ -277,9 +277,9 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
         # signatures are of the samples that clients train on
         sizes = training_sizes(method, facts)
     signature_kind = str(options.signature_blocks)
-    if signature_kind == AUTO and (not options.offers_blocks or (per_client and noise)):
-        # blocks are compared pair by pair, and noise for whole clients leaves no shares to read
-        signature_kind = RESIDUALS if noise and not per_client else PLAIN
+    if signature_kind == AUTO and (per_client if noise else not options.offers_blocks):
+        # noise for whole clients leaves no shares to read, and blocks are compared pair by pair
+        signature_kind = PLAIN
     if signature_kind == RESIDUALS and per_client and noise:
         raise UsageError(
             "residuals are signatures for the privacy of single examples: take dp_unit example, or "

@@ -24,8 +24,8 @@ SCHEDULES = ("constant", "cosine", "linear", "exponential", "step")
 MOST_STRENGTH = 1e9
 # options that configurations have where they are not at their defaults
 LATER = (
-    "class_weight", "local_layers", "lr_schedule", "lr_gamma", "lr_step", "weight_decay",
-    "proximal", "ditto",
+    "accumulate", "class_weight", "keep_best", "local_layers", "lr_schedule", "lr_gamma", "lr_step",
+    "weight_decay", "proximal", "ditto",
 )  # fmt: skip
 
 
@@ -78,6 +78,15 @@ class TrainingOptions(OptionGroup):
     """layers or parameters, by their names in the network, that each client trains and keeps to
     itself, in no message: the last layer (a personal head), or norm, all that normalise; with
     dp_unit client, which they are within
+    """
+    keep_best: Annotated[float, Number(0, 1), IN_PYTHON] = 0.0
+    """share of its training samples that each client keeps out of training; it ends with that of
+    the models it had in its rounds and at the end that has the least loss on them. The choice is
+    the client's, in no message, so it costs no ε; clusters' models are the last ones
+    """
+    accumulate: Annotated[int, AtLeast(1), IN_PYTHON] = 1
+    """mini-batches whose gradients make one step: one of batch_size times as many samples, of which
+    batch_size are in memory at once
     """
     class_weight: tuple[str, ...] | None = None
     """factors of each class's losses in training: balanced, n/(k n_c) by the client's own counts
@@ -153,6 +162,14 @@ class TrainingOptions(OptionGroup):
         """
         return self.tune_rounds
 
+    def personal(self, method: Method) -> bool:
+        """Return whether clients end with other models than their clusters', without messages.
+
+        Args:
+            method: whose options they are.
+        """
+        return bool(self.keep_best or self.tuning(method))
+
     def network(self, method: Method) -> Any:
         """Return the network that clients train: its name, or a module of the user's own.
 
@@ -173,7 +190,7 @@ class TrainingOptions(OptionGroup):
         plan = LocalTraining(
             config["lr"],
             self.epochs,
-            self.batch_size,
+            self.batch_size * self.accumulate,
             self.optimizer,
             self.momentum,
             keep_momentum=bool(self.keep_momentum),
@@ -184,6 +201,8 @@ class TrainingOptions(OptionGroup):
             ditto=float(self.ditto),
             schedule=self._schedule(method),
             keep_local=bool(self.local_layers),
+            keep_best=bool(self.keep_best),
+            parts=int(self.accumulate),
         )
         private: LocalTraining = method.privacy.training(plan, config)
         return private
@@ -212,7 +231,7 @@ class TrainingOptions(OptionGroup):
         Args:
             method: whose options they are.
         """
-        return 0.0
+        return float(self.keep_best)
 
 
 def is_balanced(given: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -114,7 +115,15 @@ class ClientColumns:
 
 
 class _Faults(list[ColumnError]):
-    """Faults of the columns of a table, of which none keeps the others from being found."""
+    """Faults of the columns of a table, of which none keeps the others from being found.
+
+    Attributes:
+        doubts: what else may be a mistake, as sentences.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubts: list[str] = []
 
     def without(self, read: Callable[..., Value], *arguments: Any) -> Value | None:
         """Return what a function returns; None where it finds a fault, which is kept.
@@ -178,16 +187,16 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     if weights is not None:
         split = np.split(weights[0][by_client], ends)
         weights_of = dict(zip(samples, split, strict=True))
-    doubts = _left_out(table)
+    doubts = [*_left_out(table), *faults.doubts]
     chosen = roles.task is None and not trained.one_label
     if chosen:
-        doubts += (_chosen(roles, trained),)
+        doubts.append(_chosen(roles, trained))
     return ClientColumns(
         samples,
         clusters,
         columns,
         found,
-        doubts,
+        tuple(doubts),
         categories,
         counted,
         objective=trained,
@@ -307,12 +316,16 @@ def labels_in(table: Table, label: str | Sequence[str]) -> tuple[str, ...]:
     return named_columns(label)
 
 
-def _left_out(table: Table) -> tuple[str, ...]:
-    """Return a doubt about the files of a folder that are no part of its table."""
-    if not table.left_out:
-        return ()
-    names = listed([path.name for path in table.left_out], 12)
-    return (f"{table.title} has files that are not read, since they are no tables: {names}",)
+def _left_out(table: Table) -> list[str]:
+    """Return doubts about the files of a folder of which nothing is in its table."""
+    others = [path.name for path in table.left_out]
+    empty = [Path(part.title).name for part in table.parts if not part.rows]
+    reasons = {"are not read, since they are no tables": others, "have no rows": empty}
+    return [
+        f"{table.title} has files that {reason}: {listed(names, 12)}"
+        for reason, names in reasons.items()
+        if names
+    ]
 
 
 def _checked(
@@ -485,6 +498,9 @@ def _features(
     if selected is None:
         # pandas writes its row numbers under this name
         names = [name for name in names if not name.startswith("__index_level_")]
+        if "" in names:
+            advice = "name it, or leave it out (drop_columns '')"
+            faults.append(ColumnError("a column", "has values and no name", advice))
     if not names:
         others = ", ".join(sorted(excluded))
         raise UsageError(f"{table.title} has no feature column besides {others}: add some")
@@ -515,15 +531,17 @@ def _coded(
     left = [name for name in names if name not in given]
     if left and None in given.values():  # a transformer of columns, which names all
         raise UsageError(f"prepare does not name {listed(left)}: name them, or drop them")
-    found = []
+    found = {}
     for name in names:
         column = faults.without(coded, table, name, roles.missing, given.get(name), True)
         if column is not None:
-            found.append(column)
+            found[name] = column
+    faults += cells.mark_faults({name: column.mark for name, column in found.items()})
     if faults:
         return None
-    values = _stacked([values for values, _ in found])
-    return values, tuple(names), tuple(kinds for _, kinds in found)
+    faults.doubts += [column.doubt for column in found.values() if column.doubt]
+    values = _stacked([column.values for column in found.values()])
+    return values, tuple(names), tuple(column.categories for column in found.values())
 
 
 def _numbers(
@@ -538,18 +556,14 @@ def _numbers(
         faults: to which those of the columns are added.
     """
     columns = []
-    names_of_marks: dict[str | None, str] = {}
+    marks = {}
     for name in names:
         column = faults.without(cells.numbers, table, name, missing)
         if column is not None:
-            values, mark = column
-            names_of_marks.setdefault(mark, name)
+            values, marks[name] = column
             columns.append(values)
             faults.without(cells.check_complete, table, name, values)
-    if {cells.POINT, cells.COMMA} <= names_of_marks.keys():
-        subject = f"columns {names_of_marks[cells.POINT]!r} and {names_of_marks[cells.COMMA]!r}"
-        text = "have decimal points and decimal commas"
-        faults.append(ColumnError(subject, text, "use one of them"))
+    faults += cells.mark_faults(marks)
     return columns
 
 
