@@ -81,7 +81,7 @@ class SumsOfSplits(fl.SumOptions):
             return None
         return (
             "CFL compares clients' single updates, which secure sums do not show: let it compare "
-            "sketches (--sketch 256) or compressed updates (compress), take signature "
+            "sketches (--sketch 256) or compressed updates (compress='8bit'), take signature "
             "gradient, or take aggregation plain"
         )
 

@@ -289,4 +289,4 @@ def check_labels(facts: Facts, option: str) -> None:
     Raises:
         UsageError: samples have no labels.
     """
-    facts.check_classes("batches by labels are of samples with classes", f"leave {option} out")
+    facts.check_classes(f"{option} is by the classes of samples", f"leave {option} out")
