@@ -28,6 +28,8 @@ class Describe:
     """the column that names each row's client; @file or @folder where each file or folder is one"""
     label_column: str | None = None
     """the column to learn"""
+    test_column: str | None = None
+    """the column that says which rows are held out; None is a fifth, stratified by label"""
     classes: tuple[str, ...] | None = None
     """the labels in the order of their class numbers; None is all that occur"""
     truth_column: str | None = None
@@ -61,7 +63,8 @@ def describe(argv: list[str]) -> int:
     from securecluster.data.tables.files import file_table
 
     columns: Describe = options.options
-    wanted = [columns.client_column, columns.label_column, columns.truth_column]
+    roles = (columns.label_column, columns.test_column, columns.truth_column)
+    wanted = [columns.client_column, *roles]
     named = [name for name in wanted if name is not None]
     table = file_table(Path(argv[0]), named)
     table.check(named)
@@ -81,9 +84,11 @@ def _outcome(path: str, columns: Describe) -> list[str]:
         columns: as given.
     """
     given: dict[str, Any] = {**vars(columns), "drop_columns": columns.drop_columns or ()}
+    given["test"] = given.pop("test_column")
     if columns.client_column is None or columns.label_column is None:
         return ["for clients and classes give --client-column (or @file) and --label-column"]
     from securecluster.data import Federation
+    from securecluster.data.tables.description import sides
 
     notes: list[str] = []
     try:
@@ -92,4 +97,4 @@ def _outcome(path: str, columns: Describe) -> list[str]:
     except UsageError as error:
         return [f"a run would refuse this: {error}"]
     says = [f"note: {note}" for note in notes]
-    return [f"a run would train on {len(federation)} clients", *says]
+    return [f"a run would train on {len(federation)} clients:", *sides(federation), *says]

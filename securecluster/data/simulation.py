@@ -16,6 +16,7 @@ from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
 from securecluster.data.scaling import AUTO, chosen_categories, chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
+from securecluster.data.splits import FIFTH
 from securecluster.errors import UsageError, unknown
 
 DEFAULT_CLIENTS = 20
@@ -24,8 +25,8 @@ CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
-    "client_column", "label_column", "classes", "truth_column", "feature_columns", "drop_columns",
-    "missing", "scaling", "bounds", "prepare",
+    "client_column", "label_column", "test_column", "classes", "truth_column", "feature_columns",
+    "drop_columns", "missing", "scaling", "bounds", "prepare",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -47,6 +48,11 @@ class Simulation:
     """
     label_column: str | None = None
     """your own file: the column to learn; the other columns are features"""
+    test_column: str | None = None
+    """your own file: the column that says which rows are held out (true or false, test or train);
+    @file or @folder where files or folders are called so; None is a fifth of each client's rows,
+    stratified by label
+    """
     classes: tuple[str, ...] | None = None
     """your own file: the labels that are learned, in the order of their class numbers; None is all
     that occur, which a run with noise refuses, as they tell of the clients' data
@@ -181,6 +187,10 @@ class Simulation:
         if "path" in recipe:
             for name in ("feature_columns", "drop_columns", "missing", "classes"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
+            test = recipe.pop("test")
+            recipe["test_column"] = test.column if test.given == ["rows"] else None
+            if recipe["test_column"] is None and (test.given or test != FIFTH):
+                return None  # a split that was given in Python
             scaling = scaling_options(recipe.pop("scaling"))
             prepare = recipe.pop("prepare")
             if prepare:  # categories that were given in Python
@@ -209,6 +219,7 @@ class Simulation:
                 self.data,
                 client_column=self.client_column,
                 label_column=self.label_column,
+                test=self.test_column,
                 truth_column=self.truth_column,
                 feature_columns=self.feature_columns,
                 drop_columns=self.drop_columns or (),

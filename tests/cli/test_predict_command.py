@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from securecluster import FedAvg, Federation
 from securecluster.cli.main import main
 from securecluster.core.randomness import Randomness
+from securecluster.data.splits import Split
 
 HEART = Path(os.environ.get("SECURECLUSTER_DATA", "")) / "tables" / "heart"
 TINY = "site,age,sex,ill\n" + "".join(
@@ -97,8 +98,9 @@ def test_heart_from_four_files_is_what_scikit_learn_has_of_the_same_rows(tmp_pat
         asked = ["--client", file.stem, "--out", str(out), "--quiet"]
         assert main(["predict", str(tmp_path / "run"), str(file), *asked]) == 0
         rows = pd.read_csv(file, na_values="?")
-        order = Randomness(0).generator("split", file.stem).permutation(len(rows))
-        train = rows.iloc[order[: len(rows) - len(rows) // 5]].drop(columns="target")
+        draw = Randomness(0).generator("split", file.stem)
+        train_rows, _ = Split().sides(file.stem, rows["target"].to_numpy(), draw)
+        train = rows.iloc[train_rows].drop(columns="target")
         imputer = SimpleImputer(strategy="median", keep_empty_features=True)
         preparation = make_pipeline(imputer, StandardScaler()).fit(train)
         x = preparation.transform(rows.drop(columns="target"))

@@ -22,6 +22,7 @@ from securecluster.data.class_names import (
 from securecluster.data.feature_columns import listed, order
 from securecluster.data.pools import Labels, reading
 from securecluster.data.scaling import Categories
+from securecluster.data.splits import FIFTH, Split
 from securecluster.data.tables import cells
 from securecluster.data.tables.coded import coded
 from securecluster.data.tables.images import images
@@ -48,6 +49,7 @@ class Roles:
             that are usual (`cells.MISSING`).
         prepare: the categories of some columns, by their names, where gaps are filled and texts are
             categories; None where they are faults.
+        test: which rows are held out.
     """
 
     client: str
@@ -57,11 +59,13 @@ class Roles:
     drop: Sequence[str] = ()
     missing: Sequence[str] | None = None
     prepare: Mapping[str, Categories] | None = None
+    test: Split = FIFTH
 
     @property
     def wanted(self) -> list[str]:
         """Return the columns that the user names."""
-        named = [self.client, self.label, self.truth, *(self.features or ()), *self.drop]
+        roles = (self.client, self.label, self.truth, self.test.column)
+        named = [*roles, *(self.features or ()), *self.drop]
         return [name for name in named if name is not None]
 
 
@@ -77,6 +81,7 @@ class ClientColumns:
         doubts: what may be a mistake of the user's, as sentences.
         categories: of each feature, where gaps are to be filled.
         counted: whether some of them were found in the rows.
+        split: which rows of each client are held out, with their values by the client's name.
     """
 
     clients: dict[str | float, tuple[NDArray[Any], Labels]]
@@ -86,6 +91,7 @@ class ClientColumns:
     doubts: tuple[str, ...] = ()
     categories: tuple[Categories, ...] = ()
     counted: bool = False
+    split: Split = FIFTH
 
 
 class _Faults(list[ColumnError]):
@@ -130,7 +136,8 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
         )
     excluded = {*roles_of, *dropped}
     features = _features(table, excluded, selected, roles, faults)
-    if clients is None or numbered is None or features is None:
+    sides = faults.without(_sides, table, roles)
+    if clients is None or numbered is None or features is None or faults:
         raise table.refused(faults)
     names, client_of_row = clients
     y, found = numbered
@@ -142,11 +149,37 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     ends = np.cumsum(np.bincount(client_of_row))[:-1]
     pairs = zip(np.split(x[by_client], ends), np.split(y[by_client], ends), strict=True)
     samples = {_key(name): pair for name, pair in zip(names, pairs, strict=True)}
+    split = roles.test
+    if sides is not None:
+        of_clients = np.split(sides[by_client], ends)
+        split = split.with_values({_key(n): v for n, v in zip(names, of_clients, strict=True)})
     given = {name for name, kinds in (roles.prepare or {}).items() if kinds}
     counted = any(
         kinds and name not in given for name, kinds in zip(columns, categories, strict=False)
     )
-    return ClientColumns(samples, clusters, columns, found, _left_out(table), categories, counted)
+    doubts = _left_out(table)
+    return ClientColumns(samples, clusters, columns, found, doubts, categories, counted, split)
+
+
+def _sides(table: Table, roles: Roles) -> Array | None:
+    """Return what says of each row which side of the split it is on, (n,); None for nothing.
+
+    Raises:
+        ColumnError: values that are missing, or times that are no numbers or dates.
+    """
+    if not roles.test.given:
+        return None
+    name = roles.test.column
+    if name is None:
+        return roles.test.values_of("the table", table.rows)
+    if roles.test.time is None:
+        return np.asarray(cells.role(table, name, roles.missing).to_numpy(zero_copy_only=False))
+    try:
+        times, _ = coded(table, name, roles.missing, None, False)
+    except ColumnError as fault:
+        raise ColumnError(fault.subject, fault.text, "give numbers or dates") from None
+    cells.check_complete(table, name, times)
+    return times
 
 
 def _left_out(table: Table) -> tuple[str, ...]:
@@ -165,12 +198,12 @@ def _checked(
     Raises:
         UsageError: roles that do not go together, columns that there are not, or no rows.
     """
-    names_of_roles = [roles.client, roles.label]
-    if roles.truth is not None:
-        names_of_roles.append(roles.truth)
+    more = (roles.truth, roles.test.column)
+    names_of_roles = [roles.client, roles.label, *(name for name in more if name is not None)]
     if len(set(names_of_roles)) < len(names_of_roles):
         raise UsageError(
-            f"client, label and truth are different columns, not {', '.join(names_of_roles)}"
+            "client, label, truth and what says which rows are held out are different columns, not "
+            f"{', '.join(names_of_roles)}"
         )
     selected = None
     if roles.features is not None:
@@ -442,8 +475,8 @@ def _column_names(option: str, value: Sequence[str], roles: Sequence[str]) -> tu
     taken = [name for name in columns if name in roles]
     if taken:
         raise UsageError(
-            f"column {taken[0]!r} names the client, the label or the true cluster: leave it out of "
-            f"{option}"
+            f"column {taken[0]!r} names the client, the label, the true cluster or held-out rows: "
+            f"leave it out of {option}"
         )
     if not columns and option == "feature_columns":
         raise UsageError(
