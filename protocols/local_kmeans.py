@@ -83,6 +83,10 @@ class LocalKMeans(fl.ClusteringProtocol):
         fl.flush(net, run, state)
         return state
 
+    def unlike_longer(self) -> None:
+        """Refuse a run that clustered its clients before their rounds alone were over."""
+        fl.check_phase_over(self, "local_rounds")
+
     @property
     def _local(self) -> int:
         """Return the number of rounds of local training."""

@@ -282,6 +282,11 @@ class IFCA(fl.ModelSetProtocol):
         other_starts = max(0, self._short_starts - 1)
         return self.rounds + other_starts * self._short_rounds
 
+    def unlike_longer(self) -> None:
+        """Refuse a run whose short starts would have been longer."""
+        if self._short_starts:
+            fl.check_phase_over(self, "start_rounds")
+
     @property
     def _short_starts(self) -> int:
         """Return the number of short starts; a single start is not short."""

@@ -32,6 +32,8 @@ M = TypeVar("M", bound=Method)
 
 # options that were chosen for a target ε: the name in a configuration, and of a method's attribute
 CHOSEN = "chosen"
+# attribute of a method whose run goes on: options that its clients and server began with
+BEGUN = "begun"
 GIVEN = "_given"  # attribute of a protocol: names of the options that its constructor was given
 
 
@@ -94,6 +96,23 @@ def with_chosen(method: M, chosen: Mapping[str, Any]) -> M:
     vars(made)[CHOSEN] = dict(chosen)
     settled: M = made
     return settled
+
+
+def goes_on(method: M, config: Mapping[str, Any]) -> M:
+    """Return a method whose run is longer than clients and server agreed on when it began.
+
+    Its configuration stays as it was, so that frames, masks and noise go on under its hash.
+
+    Args:
+        method: with the length that the run has now.
+        config: what they agreed on.
+    """
+    option = method.length
+    if config[option] == getattr(method, option):
+        return method
+    made = copy.copy(method)
+    vars(made)[BEGUN] = {option: config[option]}
+    return made
 
 
 def chosen_sentence(chosen: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from securecluster.folders.run_folder import CONFIG, RunPlan, check_options
 from securecluster.folders.schemas import RunConfig
 from securecluster.models.architectures import AUTO
 from securecluster.models.architectures import names as architectures
-from securecluster.parties.derived import as_agreed
+from securecluster.parties.derived import as_agreed, goes_on
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.registry import protocol_class, protocol_names
 from securecluster.recordings.recording_folder import Recording, is_recording
@@ -201,7 +201,7 @@ def plan_of(folder: Path) -> tuple[RunPlan, RunConfig]:
     settings = Settings(**config["settings"])
     try:
         check_values(settings)
-        protocol = as_agreed(protocol, config["network"])
+        protocol = goes_on(as_agreed(protocol, config["network"]), config["network"])
         protocol.check(len(config["clients"]))
         if protocol.model not in (AUTO, *architectures()):
             raise unknown("model", protocol.model, (AUTO, *architectures()))
