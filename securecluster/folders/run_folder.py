@@ -67,7 +67,7 @@ PICTURES = (
 # files with a digest in the manifest of a run that has ended
 READ_BACK = {
     CONFIG, LONGER, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
-    "models.safetensors", "server.safetensors", "start.safetensors",
+    "models.safetensors", "server.safetensors", "start.safetensors", "earlier.safetensors",
 }  # fmt: skip
 # of `report`, of all audits, and of `audit` before each adversary had files of its own
 PAGES = ("report.html", "audit-overview.html", "audit.html", "audit.json")

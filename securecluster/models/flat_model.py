@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -34,11 +34,13 @@ class FlatModel:
         together: True if `torch.vmap` supports the module; otherwise clients train one after the
             other.
         objective: its learning objective.
+        starts: vectors (d,) that a run's first models begin with, where they are not drawn.
     """
 
     module: nn.Module
     together: bool = True
     objective: Objective = CLASSIFICATION
+    starts: tuple[torch.Tensor, ...] = ()
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
@@ -217,9 +219,23 @@ class FlatModel:
         trainable = _trainable(self.module).values()
         return torch.cat([parameter.detach().flatten() for parameter in trainable])
 
+    def beginning(self, starts: Sequence[torch.Tensor]) -> FlatModel:
+        """Return the model with other initial weights.
+
+        Args:
+            starts: (d,) of each of a run's first models, of which the first is θ_0.
+        """
+        module = copy.deepcopy(self.module)
+        views = self.views(starts[0])
+        with torch.no_grad():
+            for name, parameter in _trainable(module).items():
+                parameter.copy_(views[name])
+        return replace(self, module=module, starts=tuple(starts))
+
     def redrawn(self, randomness: Randomness, *path: Part) -> torch.Tensor:
         """Draw initial weights anew by the layers' own `reset_parameters`.
 
+        The first models of a run that starts from an earlier one are its models.
         A tied weight is drawn by the layer that has it under its first name.
 
         Args:
@@ -232,6 +248,8 @@ class FlatModel:
         Raises:
             UsageError: a parameter that no `reset_parameters` draws.
         """
+        if path[:2] == ("start", 0) and int(path[-1]) < len(self.starts):
+            return self.starts[int(path[-1])].to(self.initial())
         module = copy.deepcopy(self.module).float().cpu()
         trainable = _trainable(module)
         with torch.no_grad(), global_generator(randomness.integer(*path)):

@@ -138,7 +138,11 @@ def params_as_json(method: Method) -> dict[str, Any]:
 
     params: dict[str, Any] = {}
     for name, value in method.get_params().items():
-        params[name] = value if _of_json(value) else {"own": name}
+        if hasattr(value, "as_json"):
+            value = value.as_json()
+        elif not _of_json(value):
+            value = {"own": name}
+        params[name] = value
     return numbers({**params, "model": describe(method.model)})
 
 
@@ -202,7 +206,9 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
     task = objective(config["objective"])
     randomness = Randomness(config["seed"])
     network = method.training.network(method)
-    return build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    flat = build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    start = method.training.start
+    return flat if start is None else start.applied(flat)
 
 
 def module_doubts(method: Method, federation: Federation) -> list[str]:

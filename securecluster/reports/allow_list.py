@@ -142,6 +142,7 @@ PRIVACY: Rule = {
     ),
     "masks": Each(_all(PUBLIC, "kind fresh is padding_bytes")),
     "over_rounds": _all(PUBLIC, "sentence rank solvable"),
+    "together": _all(PUBLIC, "epsilon clients sentence"),
     "smallest_sums": _all(PUBLIC, "sentence members clients"),
     "fields": Each(
         _all(

@@ -136,6 +136,8 @@ def fit_in(
     plan = run_folder.RunPlan(method, simulation, resolved(settings))
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     with run_folder.claimed(folder, force, "", texts):
+        if method.training.start is not None:  # before the run, so that it is resumed from there
+            method.training.start.write(folder)
         return _completed(folder, plan, federation, report)
 
 

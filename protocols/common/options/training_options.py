@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from securecluster.core.validation import IN_PYTHON, AtLeast, OneOf
 from securecluster.errors import UsageError
 from securecluster.protocols.common.options.option_group import OptionGroup
+from securecluster.results.start_models import StartModels
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
@@ -51,6 +52,31 @@ class TrainingOptions(OptionGroup):
     what comes of it stays at the client, so it costs no ε
     """
 
+    start: Annotated[Any, IN_PYTHON] = None
+    """fitted protocol, or folder of a finished run, from whose models clients start: from one
+    model, or a method of k models from k; a pair (run, 0) is the model of a cluster. Both runs are
+    priced together
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an option, and of an earlier run its shared models."""
+        if name == "start":
+            value = StartModels.of(value)
+        super().__setattr__(name, value)
+
+    def check(self, method: Method, clients: int) -> None:
+        """Check that the method can start from the models of an earlier run.
+
+        Args:
+            method: whose options they are.
+            clients: m.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if self.start is not None:
+            self.start.check(method)
+
     def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without the options that have no effect.
 
@@ -70,6 +96,8 @@ class TrainingOptions(OptionGroup):
             unused.add("tune_rounds")
         if not by_labels:
             unused.add("batches")
+        if self.start is None:
+            unused.add("start")
         return {name: value for name, value in config.items() if name not in unused}
 
     def resolved(self, method: Method, facts: Facts, known: Mapping[str, Any]) -> dict[str, Any]:
