@@ -83,7 +83,7 @@ class LocalKMeans(fl.ClusteringProtocol):
         fl.flush(net, run, state)
         return state
 
-    def unlike_longer(self) -> None:
+    def _unlike_longer(self) -> None:
         """Refuse a run that clustered its clients before their rounds alone were over."""
         fl.check_phase_over(self, "local_rounds")
 

@@ -56,7 +56,7 @@ class ProtocolHooks(Grouped, metaclass=ProtocolType):
     """Masks that lead to other clusters than none, since the method reads more than distances."""
     gps: ClassVar[type] = object
     """Class of the global parameter server, for hierarchical methods."""
-    length: ClassVar[str] = "rounds"
+    _length: ClassVar[str] = "rounds"
     """Option of which a larger value makes a run longer, and nothing else of it another."""
     rounds: int
     model: Any
@@ -187,7 +187,7 @@ class ProtocolHooks(Grouped, metaclass=ProtocolType):
         """Return the number of rounds, each of which has a line in the history."""
         return self.rounds
 
-    def unlike_longer(self) -> str | None:
+    def _unlike_longer(self) -> str | None:
         """Return what a run of this length did otherwise than a longer one in as many rounds.
 
         Returns:

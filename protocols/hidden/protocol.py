@@ -567,7 +567,7 @@ class Hidden(fl.ClusteringProtocol):
                 "dp_unit client"
             )
 
-    def unlike_longer(self) -> str | None:
+    def _unlike_longer(self) -> str | None:
         """Return that the noise of clustering is a share of that of all rounds."""
         if not (self.privacy.per_client and self.privacy.noisy):
             return None

@@ -282,7 +282,7 @@ class IFCA(fl.ModelSetProtocol):
         other_starts = max(0, self._short_starts - 1)
         return self.rounds + other_starts * self._short_rounds
 
-    def unlike_longer(self) -> None:
+    def _unlike_longer(self) -> None:
         """Refuse a run whose short starts would have been longer."""
         if self._short_starts:
             fl.check_phase_over(self, "start_rounds")

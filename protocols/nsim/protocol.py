@@ -194,7 +194,7 @@ class NSIM(fl.Published, fl.ClusteringProtocol):
         fl.flush(net, run, state)
         return state
 
-    def unlike_longer(self) -> None:
+    def _unlike_longer(self) -> None:
         """Refuse a run that clustered its clients before their rounds alone were over."""
         fl.check_phase_over(self, "local_rounds")
 

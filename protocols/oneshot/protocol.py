@@ -173,7 +173,7 @@ class OneShot(fl.Published, fl.EigenvectorProtocol):
         fl.flush(net, run, state)
         return state
 
-    def unlike_longer(self) -> str | None:
+    def _unlike_longer(self) -> str | None:
         """Return that the last round averages the common layers of all clusters."""
         if self.rounds % self.gps_every == 0:
             return None

@@ -13,7 +13,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,8 +87,10 @@ def taking_up(protocol: Any, options: Any) -> RunConfig | None:
         return None
     if run_folder.compared(out) is not None or run_folder.swept(out) is not None:
         return None
-    config = run_folder.run_config(out)
-    return config if asks_for_more(protocol, config) else None
+    with suppress(RunFolderError):  # of a damaged one, which another sentence is about
+        config = run_folder.run_config(out)
+        return config if asks_for_more(protocol, config) else None
+    return None
 
 
 def _as_recorded(settings: Any, config: RunConfig) -> Any:

@@ -42,8 +42,8 @@ from securecluster.parties.derived import params_as_json
 from securecluster.parties.method import Method
 from securecluster.privacy import run_secret
 from securecluster.runtime.run import FILES as CHECKPOINT_FILES
+from securecluster.runtime.run import LAST, checkpoints, keep_last_round
 from securecluster.runtime.run import OWN as CHECKPOINT
-from securecluster.runtime.run import checkpoints, keep_last_round
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -812,6 +812,8 @@ def result_of(folder: Path) -> Result:
     if RESULT not in marks:
         raise manifest.damaged(folder / manifest.NAME)
     manifest.check(folder, marks)
+    if (folder / LAST).is_dir():
+        manifest.check(folder / LAST, manifest.read(folder / LAST))
     text = manifest.checked(folder, RESULT, marks)
     path = folder / RESULT
     return checked_result(path, serialization.parsed(path, text))

@@ -107,7 +107,7 @@ def goes_on(method: M, config: Mapping[str, Any]) -> M:
         method: with the length that the run has now.
         config: what they agreed on.
     """
-    option = method.length
+    option = method._length
     if config[option] == getattr(method, option):
         return method
     made = copy.copy(method)

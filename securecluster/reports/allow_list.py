@@ -88,6 +88,7 @@ OPTIONS: dict[str, Rule] = {
         "threshold tree trim tune_rounds variant vectors walks",
     ),
     "model": MODEL,
+    "start": (PUBLIC, {**_all(PUBLIC, "earlier models weights"), "ledger": OWNER}),
 }
 # what clients and server agreed on
 NETWORK: Rule = {
@@ -116,8 +117,8 @@ CONFIG: Rule = {
             "data": FileName(),
             **_all(
                 PUBLIC,
-                "client_column label_column classes truth_column feature_columns drop_columns "
-                "missing scaling bounds prepare scenario clients clusters samples "
+                "client_column label_column test_column classes truth_column feature_columns "
+                "drop_columns missing scaling bounds prepare scenario clients clusters samples "
                 "labels_per_client alpha minority task_sizes overlap",
             ),
             "seed": OWNER,

@@ -34,8 +34,8 @@ def asks_for_more(method: Method, config: RunConfig) -> bool:
         method: with its hyper-parameters.
         config: content of the run's config.json.
     """
-    recorded = config["protocol"].get(method.length)
-    more = type(recorded) is int and getattr(method, method.length) > recorded
+    recorded = config["protocol"].get(method._length)
+    more = type(recorded) is int and getattr(method, method._length) > recorded
     return more and config["protocol"].get("name") == method.name
 
 
@@ -57,7 +57,7 @@ def taken_up(folder: Path, plan: RunPlan, config: RunConfig, federation: Federat
         plan = replace(plan, protocol=_as_begun(method, config))
         run_folder.check_same(folder, config, plan.content(federation))
         return plan
-    length = {method.length: getattr(method, method.length)}
+    length = {method._length: getattr(method, method._length)}
     _check_longer(folder, method, config)
     plan = replace(plan, protocol=_as_begun(method, config))
     longer: Any = {**config, "protocol": {**config["protocol"], **length}}
@@ -69,7 +69,7 @@ def taken_up(folder: Path, plan: RunPlan, config: RunConfig, federation: Federat
 
 def _as_begun(method: Method, config: RunConfig) -> Method:
     """Return a method that goes on under the configuration with which its run began."""
-    if method.length not in config["network"] or method.name != config["protocol"].get("name"):
+    if method._length not in config["network"] or method.name != config["protocol"].get("name"):
         return method  # of another run, as the check of the configuration says
     return goes_on(method, config["network"])
 
@@ -81,8 +81,8 @@ def _check_longer(folder: Path, method: Method, config: RunConfig) -> None:
         UsageError: releases that were planned for the rounds that the run has, newcomers, or a
             method whose beginning depends on the number of rounds.
     """
-    recorded = config["protocol"][method.length]
-    was = f"{method.length} = {recorded}"
+    recorded = config["protocol"][method._length]
+    was = f"{method._length} = {recorded}"
     if method.privacy.target_epsilon is not None:
         raise UsageError(
             f"the noise of the run in {folder} was found for target_epsilon = "
@@ -94,8 +94,8 @@ def _check_longer(folder: Path, method: Method, config: RunConfig) -> None:
             f"clients have joined the run in {folder}, by clusters that more rounds may change: "
             "start another run from it (start=...)"
         )
-    shorter: Any = type(method)(**{**method.get_params(), method.length: recorded})
-    doubt = shorter.unlike_longer()
+    shorter: Any = type(method)(**{**method.get_params(), method._length: recorded})
+    doubt = shorter._unlike_longer()
     if doubt is not None:
         text = f"the run in {folder} began with {was}, and one in one go is another: {doubt}"
         warnings.warn(text, SecureClusterWarning, stacklevel=2)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from securecluster.core.validation import IN_PYTHON, AtLeast, OneOf
 from securecluster.errors import UsageError
 from securecluster.protocols.common.options.option_group import OptionGroup
-from securecluster.results.start_models import StartModels
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
@@ -60,7 +59,9 @@ class TrainingOptions(OptionGroup):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an option, and of an earlier run its shared models."""
-        if name == "start":
+        if name == "start" and value is not None:
+            from securecluster.results.start_models import StartModels
+
             value = StartModels.of(value)
         super().__setattr__(name, value)
 
