@@ -59,7 +59,7 @@ PROTOCOLS: dict[str, Callable[[], ClusteringProtocol]] = {
     "srfca": SRFCA_OF_FEW_ROUNDS,
     "srfca trimmed": partial(SRFCA_OF_FEW_ROUNDS, trim=0.2),
     "srfca trimmed, no mask": partial(SRFCA_OF_FEW_ROUNDS, trim=0.2, mask="none"),
-    "ifca": partial(IFCA, k=CLUSTERS, rounds=12, starts=3, start_rounds=3, model=MODEL),
+    "ifca": partial(IFCA, k=CLUSTERS, rounds=18, starts=3, start_rounds=3, model=MODEL),
     "oneshot": partial(OneShot, rounds=12, tasks=CLUSTERS, model=MODEL),
 }
 SHARES = {"digits": (0.05, 0.1, 0.2, 0.3, 0.4), "mnist": (0.1, 0.3)}

@@ -37,6 +37,7 @@ from securecluster.protocols import (
     LocalKMeans,
 )
 
+START_ROUNDS = 5  # of each start of IFCA
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "participation")
 # beside the settings of all methods
 OWN: dict[str, dict[str, Any]] = {
@@ -56,7 +57,10 @@ def _local(cell: Cell, params: dict[str, Any]) -> Local:
 
 
 def _ifca(cell: Cell, params: dict[str, Any]) -> IFCA:
-    return IFCA(**params, rounds=cell["rounds"], k=cell["clusters"], starts=cell["starts"])
+    # T rounds of the best start, and the short ones of the others
+    rounds = cell["rounds"] + (cell["starts"] - 1) * START_ROUNDS
+    starts = {"starts": cell["starts"], "start_rounds": START_ROUNDS}
+    return IFCA(**params, rounds=rounds, k=cell["clusters"], **starts)
 
 
 def _local_kmeans(cell: Cell, params: dict[str, Any]) -> LocalKMeans:

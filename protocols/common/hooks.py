@@ -187,8 +187,11 @@ class ProtocolHooks(Grouped, metaclass=ProtocolType):
         """Return the number of rounds, each of which has a line in the history."""
         return self.rounds
 
-    def _unlike_longer(self) -> str | None:
+    def _unlike_longer(self, longer: Any) -> str | None:
         """Return what a run of this length did otherwise than a longer one in as many rounds.
+
+        Args:
+            longer: the same with more rounds.
 
         Returns:
             A sentence; None for nothing, so that a run that goes on is one in one go.
@@ -196,7 +199,7 @@ class ProtocolHooks(Grouped, metaclass=ProtocolType):
         Raises:
             UsageError: so much that it cannot go on.
         """
-        return None
+        return self.training.unlike_longer(self)
 
     @property
     def vectors_per_round(self) -> int:

@@ -335,7 +335,7 @@ class RDPCFL(fl.AssignEachRound):
             return LARGEST_K
         return self.k
 
-    def _unlike_longer(self) -> str:
+    def _unlike_longer(self, longer: Any) -> str:
         """Return that clusters were chosen in rounds that follow from the number of all."""
         return f"separate clusters were chosen in rounds that follow from rounds = {self.rounds}"
 

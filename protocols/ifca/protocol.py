@@ -20,8 +20,8 @@ costs no ε. The next choice, and the result, are the clients' own.
 
 Restarts: a start whose initial models are poor may keep two clusters in one model, so the paper
 starts several times from random models. Not in the paper: all starts are short, and only the one
-with the lowest training loss is continued. Nor is the weighting of a model's mean by |D_i|: the
-paper takes the plain mean over the clients with s_ij = 1.
+with the lowest training loss is continued; rounds are those of all starts. Nor is the weighting of
+a model's mean by |D_i|: the paper takes the plain mean over the clients with s_ij = 1.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ from securecluster.protocols.ifca.client import (
 )
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
 from securecluster.protocols.ifca.rebalancing import rebalanced
+
+# short starts at most, and rounds of each, where they are not given
+MOST_STARTS = 10
+START_ROUNDS = 5
 
 
 @dataclass
@@ -187,12 +191,14 @@ class IFCA(fl.ModelSetProtocol):
     """
     k: int = 4
     """number of models"""
-    starts: Annotated[int, fl.AtLeast(1)] = 10
+    starts: Annotated[int | None, fl.AtLeast(1)] = None
     """short starts from different initial models, of which the best is continued (not in the
-    paper); 1 is a single start
+    paper); 1 is a single start, None as many as half of the rounds have room for, 10 at most
     """
-    start_rounds: Annotated[int, fl.AtLeast(1)] = 5
-    """rounds of a short start, at most all; those of the best start count towards rounds"""
+    start_rounds: Annotated[int | None, fl.AtLeast(1)] = None
+    """rounds of a short start; those of all starts count towards rounds; None is 5, or fewer where
+    half of the rounds have no room for the starts that are asked for
+    """
     exact_weights: bool = False
     """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
     the server then reads; by default every client counts the same
@@ -224,7 +230,7 @@ class IFCA(fl.ModelSetProtocol):
         if state.best is not None:
             state.running = self._best(state)
             state.best = None
-        for t in run.rounds("train", state, self.total_rounds):
+        for t in run.rounds("train", state, self.rounds):
             self._average(net, state, t)
             run.note(start=state.running.number, loss=None)
 
@@ -275,27 +281,35 @@ class IFCA(fl.ModelSetProtocol):
         """Return k."""
         return int(self.k)
 
-    @property
-    def total_rounds(self) -> int:
-        """Return the rounds of all starts."""
-        # the best start has made its short rounds before it is continued
-        other_starts = max(0, self._short_starts - 1)
-        return self.rounds + other_starts * self._short_rounds
+    def _unlike_longer(self, longer: Any) -> None:
+        """Refuse a run whose short starts would have been longer, or more.
 
-    def _unlike_longer(self) -> None:
-        """Refuse a run whose short starts would have been longer."""
+        Args:
+            longer: the same with more rounds.
+        """
+        if self._short_starts != longer._short_starts:
+            raise fl.UsageError(
+                f"a run of rounds = {longer.rounds} has {longer._short_starts} short starts, and "
+                f"this one had {self._short_starts}: give starts, or start it anew"
+            )
         if self._short_starts:
             fl.check_phase_over(self, "start_rounds")
 
     @property
     def _short_starts(self) -> int:
         """Return the number of short starts; a single start is not short."""
-        return self.starts if self.starts > 1 else 0
+        starts = self.starts
+        if starts is None:
+            starts = min(MOST_STARTS, self.rounds // (2 * self._short_rounds))
+        return starts if starts > 1 else 0
 
     @property
     def _short_rounds(self) -> int:
         """Return the rounds of one short start."""
-        return min(self.start_rounds, self.rounds)
+        if self.start_rounds is not None:
+            return self.start_rounds
+        room = self.rounds // (2 * (self.starts or 1))
+        return min(START_ROUNDS, max(1, room))
 
     @property
     def _least(self) -> int:
@@ -319,7 +333,7 @@ class IFCA(fl.ModelSetProtocol):
             config: the run's configuration.
         """
         sizes = super().frame_sizes(config)
-        return {**sizes, "starts": int(self.starts), "blocks": self.model_count}
+        return {**sizes, "starts": max(1, self._short_starts), "blocks": self.model_count}
 
     def _best(self, state: IFCAState) -> fl.Restart:
         """Return the start of lowest loss: the running one, which is over, or the best before."""
@@ -427,7 +441,7 @@ class IFCA(fl.ModelSetProtocol):
             UsageError: the initial weights of a user's module cannot be drawn again.
         """
         # all but the first model of the first start are drawn by clients, and never sent
-        if max(self.k, self.starts) > 1:
+        if max(self.k, self._short_starts) > 1:
             fl.check_start_models(self, facts)
         return super().shared_facts(facts)
 
@@ -442,7 +456,18 @@ class IFCA(fl.ModelSetProtocol):
         """
         super().check(clients)
         check_clusters(self.k, clients)
+        self._check_starts()
         self._check_rebalance(clients)
+
+    def _check_starts(self) -> None:
+        """Raise UsageError where the rounds have no room for the starts."""
+        needed = self._short_starts * self._short_rounds
+        if needed > self.rounds:
+            raise fl.UsageError(
+                f"{self._short_starts} starts of {self._short_rounds} rounds take {needed} rounds, "
+                f"and the run has {self.rounds} in all: lower starts or start_rounds, or ask for "
+                "more rounds"
+            )
 
     def _check_rebalance(self, clients: int) -> None:
         """Raise UsageError where there are too few clients to rebalance, or none may be moved."""
@@ -501,7 +526,7 @@ class IFCA(fl.ModelSetProtocol):
             return fl.Disclosures(server=server, clients=[clients])
         # Which clients the server moves follows from their choices, and shows nothing new.
         return fl.Disclosures(
-            server=server_view(self.privacy.noisy, self.privacy.per_client, self.starts)
+            server=server_view(self.privacy.noisy, self.privacy.per_client, self._short_starts)
         )
 
     @property

@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noisy_rows import squared_gaps, without_negative
 from securecluster.clustering.pairs import check_pairs
@@ -36,9 +37,12 @@ STEPS = 30  # of k-means, at most
 # what a parameter of a cluster costs, at least: with few clients, the best of many partitions gains
 # more than log m; found by trial
 LEAST_COST = 3.0
-# factor of the stated variances, at least
-LEAST_FACTOR = 0.01
 MOST_CLUSTERS = 16  # that are tried where their number is not given
+# share of what is beyond noise and sampling that clusters of shares explain, at least: of clients
+# with Dirichlet shares, clusters explain less unless most have one class; found by trial
+EXPLAINED = 0.9
+SHARE_MEMBERS = 3  # clients of a cluster of shares on average, at least
+SHARE_SEED = 0  # of the starts of k-means on shares
 TINY = 1e-300  # divides by zero sums
 
 
@@ -185,6 +189,69 @@ def designs(ratios: Array, directions: Array) -> Array:
     return np.asarray(np.einsum("iy,ayw,byw->iab", ratios, directions, directions, optimize=True))
 
 
+def information_criterion(loss: float, labels: Labels, k: int, width: int) -> float:
+    """Return minus twice the likelihood of rows and labels, and what k clusters cost.
+
+    This is the integrated classification likelihood (Biernacki, Celeux and Govaert 2000). What
+
+    Args:
+        loss: sum of squares of rows from their clusters', over their variances.
+        labels: (m,) of the clusters.
+        k: number of clusters.
+        width: numbers of a row.
+    """
+    m = len(labels)
+    factor = max(1.0, loss / ((m - k) * width))
+    sizes = np.bincount(labels)
+    sizes = sizes[sizes > 0]
+    of_labels = -2 * float(sizes @ np.log(sizes / m))
+    of_rows: float = m * width * math.log(factor) + loss / factor
+    cost = max(math.log(m), LEAST_COST)
+    return of_rows + of_labels + cost * k * width
+
+
+def share_clusters(counts: Array, deviations: Array, examples: Array) -> list[int]:
+    """Return labels (m,) of clusters of alike shares; one cluster where shares show none.
+
+    Shares that each client draws for itself (a Dirichlet distribution, say) differ without any
+    clusters, and no few clusters explain how: what clusters leave unexplained tells the two apart.
+
+    Args:
+        counts: (m, C) of each client's examples by class, over n, with noise.
+        deviations: (m,) the standard deviation of the noise in each number; 0 without.
+        examples: (m,) n, as far as it is public.
+    """
+    m, classes = counts.shape
+    if m < 2 * SHARE_MEMBERS:
+        return [0] * m
+    total = max(float(counts.sum(1).mean()), LEAST_COUNT)
+    shares = counts / total
+    crowd = shares.mean(0).clip(0, 1)
+    sampling = float(np.mean(crowd * (1 - crowd))) / np.maximum(examples, 1.0)
+    variances = np.maximum(np.square(deviations / total) + sampling, LEAST_COUNT)
+    alone = np.zeros(m, dtype=np.int64)
+    loss_alone = _squares(shares, variances, alone)
+    best = information_criterion(loss_alone, alone, 1, classes)
+    labels, left = alone, 1.0
+    beyond = loss_alone - (m - 1) * classes
+    for k in range(2, min(MOST_CLUSTERS, m // SHARE_MEMBERS) + 1):
+        candidate = np.asarray(kmeans_of_points(shares, k, SHARE_SEED))
+        loss = _squares(shares, variances, candidate)
+        criterion = information_criterion(loss, candidate, k, classes)
+        if criterion < best:
+            best, labels = criterion, candidate
+            within = loss * (m - 1) / (m - k) - (m - 1) * classes
+            left = within / max(beyond, LEAST_COUNT)
+    return relabel(labels.tolist()) if left <= 1 - EXPLAINED else [0] * m
+
+
+def _squares(rows: Array, variances: Array, labels: Labels) -> float:
+    """Return the sum of squares of rows from their clusters' means, over their variances."""
+    members = np.eye(int(labels.max()) + 1)[labels] / variances[:, None]
+    means = (members.T @ rows) / members.sum(0)[:, None]
+    return float((np.square(rows - means[labels]).sum(1) / variances).sum())
+
+
 @dataclass(frozen=True)
 class NoisyResiduals:
     """Coordinates of clients with noise of a known size, and their designs.
@@ -284,37 +351,14 @@ class NoisyResiduals:
         """Return labels by the number of clusters of least information criterion."""
         m = len(self.values)
         labels = np.zeros(m, dtype=np.int64)
-        best = self._criterion(self._loss(labels, 1), labels, 1)
+        width = self.values.shape[1]
+        best = information_criterion(self._loss(labels, 1), labels, 1, width)
         for k in range(2, min(MOST_CLUSTERS, m // 2) + 1):
             loss, candidate = self._best(k, seed)
-            criterion = self._criterion(loss, candidate, k)
+            criterion = information_criterion(loss, candidate, k, width)
             if criterion < best:
                 best, labels = criterion, candidate
         return relabel(labels.tolist())
-
-    def _criterion(self, loss: float, labels: Labels, k: int) -> float:
-        """Return minus twice the likelihood of rows and labels, and what k clusters cost.
-
-        This is the integrated classification likelihood (Biernacki, Celeux and Govaert 2000). What
-        sampling adds is an estimate, so variances may differ from those stated by a common factor,
-        which is the likeliest one at which they are no smaller than the noise.
-
-        Args:
-            loss: sum of squares of rows from their clusters', over their variances.
-            labels: (m,) of the clusters.
-            k: number of clusters.
-        """
-        m, width = self.values.shape
-        numbers = m * width
-        minimum = max(LEAST_FACTOR, float(np.mean(self.noise / self.variances)))
-        factor = max(minimum, loss / ((m - k) * width))
-        sizes = np.bincount(labels)
-        sizes = sizes[sizes > 0]
-        of_labels = -2 * float(sizes @ np.log(sizes / m))
-        of_rows: float = numbers * math.log(factor) + loss / factor
-        cost = max(math.log(m), LEAST_COST)
-        criterion: float = of_rows + of_labels + cost * k * width
-        return criterion
 
     def _best(self, k: int, seed: int) -> tuple[float, Labels]:
         """Return the least sum of squares over their variances that was found, and its labels.

@@ -303,6 +303,7 @@ def watched_run(
         The content of result.json, and what it is of.
     """
     from securecluster.reports import report
+    from securecluster.runs.callbacks import Watcher
     from securecluster.runs.carry_out import carry_out, complete
     from securecluster.statements.result_json import Subject
 
@@ -317,7 +318,7 @@ def watched_run(
 
     _show_power(plan, federation, console)
     with slow_work_on(console):
-        fitted = carry_out(plan.protocol, federation, plan.settings, folder, say)
+        fitted = carry_out(plan.protocol, federation, plan.settings, folder, Watcher(say))
         content = complete(folder, Subject.of(federation), fitted)
     if fitted.warning_ is not None:
         noting(console.quiet)(fitted.warning_)
@@ -374,7 +375,7 @@ def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:
     from securecluster.core.serialization import unpack
     from securecluster.figures import curves
 
-    state: Any = unpack(run.server_state, state_class(run.protocol))
+    state: Any = unpack(run.kept.server, state_class(run.protocol))
     with noted(note):
         curves.draw(run.folder, run.result, run.history, state, True)
     return run.pictures

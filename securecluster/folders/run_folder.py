@@ -78,7 +78,7 @@ AUDITS = re.compile(
 SWEEP_RUNS = "runs.jsonl"  # a line per finished run of a sweep
 SWEEP_TABLES = (
     "runs.csv", "runs.parquet", "summary.csv", "summary.parquet", "summary.tex", "thresholds.csv",
-    "privacy.txt",
+    "paired.csv", "privacy.txt",
 )  # fmt: skip
 SWEEP_PICTURES = tuple(
     f"{name}.{ending}" for name in ("noise", "epsilon", "bytes") for ending in ENDINGS

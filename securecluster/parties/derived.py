@@ -34,6 +34,8 @@ M = TypeVar("M", bound=Method)
 CHOSEN = "chosen"
 # attribute of a method whose run goes on: options that its clients and server began with
 BEGUN = "begun"
+# in a configuration: the noise multiplier of a shared scale's sum over that of training
+SCALE_NOISE = "scale_noise"
 GIVEN = "_given"  # attribute of a protocol: names of the options that its constructor was given
 
 
@@ -207,6 +209,7 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
     randomness = Randomness(config["seed"])
     network = method.training.network(method)
     flat = build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    flat = flat.with_local(method.training.local_layers or ())
     start = method.training.start
     return flat if start is None else start.applied(flat)
 

@@ -92,7 +92,7 @@ class Method(Protocol):
     def total_rounds(self) -> int:
         """Return the number of rounds, each of which has a line in the history."""
 
-    def _unlike_longer(self) -> str | None:
+    def _unlike_longer(self, longer: Any) -> str | None:
         """Return what a run of this length did otherwise than a longer one; None for nothing."""
 
     # what both sides agree on

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from securecluster.core import atomic_files, manifest, summaries
 from securecluster.core.atomic_files import MARKER
-from securecluster.core.client_names import Client, ClientNames, at
+from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
 from securecluster.core.number_format import shown
 from securecluster.core.serialization import unpack
@@ -242,7 +242,12 @@ class FittedRun:
         if untuned is not None:
             before: dict[str, Any] = self.network_.state_dict(untuned[label])
             return before
-        return self.model_of(at(members[0]))
+        theta = self.client_models_.row(members[0])
+        if self.network_.local:
+            # each client's own layers are for this client alone
+            theta, _ = self.network_.parts(theta)
+        of_members: dict[str, Any] = self.network_.state_dict(theta)
+        return of_members
 
     def model_of(self, client: Client) -> dict[str, Any]:
         """Return the `state_dict` of a client's model.
@@ -274,11 +279,12 @@ class FittedRun:
         called = ClientNames(names).positions_called(client)
         return self._guests[names[called[0]]] if called else None
 
-    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
-        """Return what a client or a newcomer keeps of its own data."""
-        guest = self._guest(client)
-        if guest is not None:
-            return guest.numbers
+    def _own(self, client: Client | None) -> Mapping[str, torch.Tensor]:
+        """Return what a client or a newcomer keeps of its own data, and what all share."""
+        guest = None if client is None else self._guest(client)
+        if client is None or guest is not None:
+            own = {} if guest is None else guest.numbers
+            return {**own_numbers(self.kept_, None), **own}
         return own_numbers(self.kept_, self._client_names.position(client))
 
     def secrets_of(self, client: Client) -> Secrets:
@@ -349,7 +355,7 @@ class FittedRun:
                 "give a client or a cluster: module_of(client) or module_of(cluster=0)"
             )
         state = self._state_of(cluster) if client is None else self.model_of(client)
-        numbers = preparation(self._config, None if client is None else self._own(client))
+        numbers = preparation(self._config, self._own(client))
         return predictions.module_with(
             self.method, self._config, self.network_.objective, state, numbers
         )
@@ -587,6 +593,7 @@ class FittedRun:
             outcomes.append,
             self.kept_.secrets(),
             self.kept_.key,
+            learned.stopped,
         )
         return outcomes
 

@@ -95,7 +95,7 @@ def _check_longer(folder: Path, method: Method, config: RunConfig) -> None:
             "start another run from it (start=...)"
         )
     shorter: Any = type(method)(**{**method.get_params(), method._length: recorded})
-    doubt = shorter._unlike_longer()
+    doubt = shorter._unlike_longer(method)
     if doubt is not None:
         text = f"the run in {folder} began with {was}, and one in one go is another: {doubt}"
         warnings.warn(text, SecureClusterWarning, stacklevel=2)

@@ -86,6 +86,21 @@ class Appended:
     recall: Callable[[list[Any]], None] | None = None
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Why a run ended before its last round.
+
+    Args:
+        loop: part of the protocol that counts the rounds.
+        round: after which it was stopped. A stage that has begun goes to its end.
+        reason: who stopped it, and why.
+    """
+
+    loop: str
+    round: int
+    reason: str
+
+
 @dataclass
 class _Clock:
     """Progress of a run, and the extent of each log that belongs to it.
@@ -97,6 +112,7 @@ class _Clock:
         logs: length and digest of each log.
         halfway: True if `commit` has completed the first half of the current round.
         notes: values noted in the current round.
+        stop: why it ends early; None if it does not.
     """
 
     number: int = 0
@@ -105,6 +121,7 @@ class _Clock:
     logs: dict[str, Mark] = field(default_factory=dict)
     halfway: bool = False
     notes: Line = field(default_factory=dict)
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +149,7 @@ class Run:
             names start with "clients" or "authority" are readable by their owner only.
         observe: measures a loop's state after each round, outside the protocol; its numbers go
             into the history.
-        report: receives each history line.
+        report: receives each history line; returns a reason to stop after it, or None.
         begin: receives each round's number before the round starts.
         appended: lists that only grow, by name; `NAME.jsonl` in the folder stores them.
         dry: whether stand-ins take the clients' place, to find out what a run releases: work of the
@@ -144,7 +161,7 @@ class Run:
         folder: Path | None = None,
         components: dict[str, CheckpointPart] | None = None,
         observe: Callable[[Any], Line] = lambda state: {},
-        report: Callable[[Line], None] = lambda line: None,
+        report: Callable[[Line], str | None] = lambda line: None,
         begin: Callable[[int], None] = lambda number: None,
         appended: dict[str, Appended] | None = None,
         dry: bool = False,
@@ -179,6 +196,37 @@ class Run:
         """Wall time spent on this run, over all its resumptions."""
         return self._clock.seconds + time.monotonic() - self._since
 
+    @property
+    def stopped(self) -> Stop | None:
+        """Return why the run ends before its last round; None if it does not.
+
+        It may be set before the first round, to repeat a run.
+        """
+        return self._clock.stop
+
+    @stopped.setter
+    def stopped(self, stop: Stop | None) -> None:
+        self._clock.stop = stop
+
+    def stop(self, reason: str) -> None:
+        """End the run after the round that has just ended, and write that to a checkpoint.
+
+        Args:
+            reason: who stops it, and why.
+        """
+        line = self.history[-1]
+        self.stopped = Stop(line["loop"], line["round"], reason)
+        self._checkpoint()
+
+    def length(self, planned: int) -> int:
+        """Return how many rounds were planned, or those of a run that was stopped."""
+        return planned if self.stopped is None else min(planned, len(self.history))
+
+    def _over(self) -> bool:
+        """Return whether the run has come to where it was stopped."""
+        stop = self.stopped
+        return stop is not None and self._clock.rounds.get(stop.loop, 0) >= stop.round
+
     def note(self, **values: Any) -> None:
         """Add values that the server has computed to this round's history line."""
         self._clock.notes |= values
@@ -201,7 +249,7 @@ class Run:
         """Yield the numbers of the remaining rounds of a loop, from 1 to `total_rounds`.
 
         After each round come the observer, the history and a checkpoint. Code after the loop
-        belongs to round `total_rounds` + 1.
+        belongs to the round after the last one. A run that is stopped ends its loops early.
 
         Args:
             name: name of the loop.
@@ -211,12 +259,14 @@ class Run:
         """
         self._enter(name, state)
         first = self._clock.rounds.get(name, 0) + 1
-        for number in range(first, total_rounds + 1):
+        for number in range(first, int(total_rounds) + 1):
+            if self._over():
+                break
             self._begin(number)
             yield number
             self._end_round(name, number, state)
         # for the phases that follow, also if the run resumes in the middle of them
-        self._begin(int(total_rounds) + 1)
+        self._begin(self._clock.rounds.get(name, 0) + 1)
 
     def stages(
         self, name: str, state: Any, count: int, length: int, after: int = 0
@@ -237,12 +287,12 @@ class Run:
         for number in range(count):
             completed = self._clock.rounds.get(name, 0)
             last = after + (number + 1) * length
-            if completed >= last:
+            fresh = completed <= last - length and not self._clock.halfway
+            if completed >= last or (fresh and self._over()):
                 continue
-            fresh = completed == last - length and not self._clock.halfway
             yield Stage(number, fresh, self._rounds_of_stage(name, state, completed + 1, last))
             self._end_round(name, last, state)
-        self._begin(after + count * length + 1)
+        self._begin(self._clock.rounds.get(name, 0) + 1)
 
     def _rounds_of_stage(self, name: str, state: Any, first: int, last: int) -> Iterator[int]:
         """Yield the remaining rounds of a stage, of which the last one is left half done."""
@@ -278,7 +328,9 @@ class Run:
         self.history.append(line)
         self._round_end = self._clock.number + 1
         self._checkpoint()
-        self._report(line)  # only of rounds that a resumed run does not repeat
+        reason = self._report(line)  # only of rounds that a resumed run does not repeat
+        if reason and self.stopped is None:
+            self.stop(reason)
 
     def _restore_history(self, lines: list[Line]) -> None:
         self.history = lines

@@ -18,6 +18,7 @@ import numpy as np
 
 from securecluster.core.number_format import enumerated, times
 from securecluster.folders.schemas import Field, OverRounds, Privacy
+from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import adds_noise
 from securecluster.parties.method import Method
 from securecluster.privacy import run_secret
@@ -289,7 +290,7 @@ def disclosures(fitted: FittedRun) -> list[Disclosure]:
     """
     config = fitted.kept_.learned.config
     protocol = fitted.method
-    pipeline = protocol.pipeline(config)
+    pipeline = Deployment(protocol, config).pipeline()
     central = fitted.method.privacy.per_client and config["placement"] == "central"
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:

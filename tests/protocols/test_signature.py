@@ -11,8 +11,10 @@ import pytest
 import torch
 from cases import DOUBLE, FULL, serve
 
-from securecluster import CFL, Federation, Iid, LabelSwap
+from securecluster import CFL, Dirichlet, Federation, Iid, LabelSwap, Pathological, Tasks
+from securecluster.clustering.labels import relabel
 from securecluster.core.randomness import Randomness
+from securecluster.data.scenarios import Scenario
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Shared
 from securecluster.models.objectives import Language
@@ -231,24 +233,60 @@ def test_the_centre_is_that_of_the_data_set_or_the_mean_that_clients_tell(
     assert 0 < abs(noisy - exact) < 4 * 20 / math.sqrt(0.02) / 60 / math.sqrt(8)
 
 
-@pytest.mark.parametrize("skewed", [False, True])
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_shares_of_classes_choose_the_kind(noise: float, skewed: bool) -> None:
+@pytest.mark.parametrize(
+    ("noise", "shares", "kind"),
+    [
+        (0.0, "equal", "residuals"),
+        (0.5, "equal", "residuals"),
+        (0.0, "own", "blocks"),
+        (0.5, "own", "residuals"),
+        (0.0, "clusters", "plain"),
+        (0.5, "clusters", "plain"),
+    ],
+)
+def test_shares_of_classes_choose_the_kind(noise: float, shares: str, kind: str) -> None:
+    """Clients have all ten classes, five of their own choice, or one half of them or the other."""
     federation = Federation.simulate(
         "digits", scenario=LabelSwap(clusters=2), clients=16, samples=60, seed=0
     )
-    if skewed:
-        shards = []
-        for i, shard in enumerate(federation.shards):
-            kept = (shard.y < 5) == bool(i % 2)
-            shards.append(replace(shard, x=shard.x[kept], y=shard.y[kept]))
-        federation = replace(federation, shards=tuple(shards), recipe=None)
-    fitted = made(signature_noise=noise).fit(federation)
-    calls = set(fitted.bytes_["by_message"])
-    assert "send_class_sums" in calls
-    expected = "residuals" if noise or not skewed else "blocks"
-    assert ("send_residuals" in calls) == (expected == "residuals")
-    assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == expected
+    first = {"equal": [0] * 16, "own": range(16), "clusters": [0, 5] * 8}[shares]
+    shards = []
+    for i, shard in zip(first, federation.shards, strict=True):
+        kept = (shard.y - i) % 10 < (10 if shares == "equal" else 5)
+        shards.append(replace(shard, x=shard.x[kept], y=shard.y[kept]))
+    fitted = made(signature_noise=noise).fit(replace(federation, shards=tuple(shards), recipe=None))
+    assert "send_class_sums" in fitted.bytes_["by_message"]
+    assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == kind
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        Tasks(),
+        Pathological(clusters=3, overlap=True),
+        Dirichlet(clusters=3, overlap=True),
+        LabelSwap(3),
+    ],
+    ids=lambda one: one.name,
+)
+def test_less_noise_loses_no_clusters(scenario: Scenario) -> None:
+    """All scenarios, by ε and with intervals: `benchmarks.private.monotone`."""
+    federation = Federation.simulate("digits", scenario=scenario, clients=12, samples=80, seed=0)
+    found = []
+    for noise in (2.0, 0.5, 0.1, 0.02):
+        fitted = made(k=None, signature_noise=noise).fit(federation)
+        found.append((fitted.agreement_ or {})["ari"])
+    assert found == sorted(found) and found[-1] == 1
+
+
+def test_clusters_of_shares_that_a_run_mixes_are_said() -> None:
+    federation = Federation.simulate("digits", scenario=Tasks(), clients=8, samples=60, seed=0)
+    fitted = made(**RESIDUALS, signature_noise=0.1).fit(federation)
+    truth = list(federation.truth or ())
+    collected = fitted.state_.signatures
+    assert collected.by_shares == relabel(truth)
+    assert collected.doubt(truth) is None and collected.doubt(list(range(8))) is None
+    assert "form 2 clusters, and the 1 of this run mix them" in str(collected.doubt([0] * 8))
 
 
 def test_without_noise_few_clients_are_compared_by_blocks(clients: Federation) -> None:

@@ -50,6 +50,13 @@ def images(name: str, size: int = 30) -> tuple[Any, Any]:
     return x, np.where(x.mean((1, 2, 3)) > 100, "bright", "dark")
 
 
+def colours(name: str, size: int = 30) -> tuple[Any, Any]:
+    """Return images of one site with their channels last."""
+    x = images(name, 3 * size)[0].reshape(size, 3, 6, 6).transpose(0, 2, 3, 1)
+    x = np.tile(x / 200, (1, 3, 3, 1)).astype(np.float32)
+    return x, np.where(x[..., 0].mean((1, 2)) > x[..., 2].mean((1, 2)), "red", "blue")
+
+
 def gaps(name: str, size: int = 40) -> tuple[Any, Any]:
     """Return a table of one site with gaps, and a code in place of a number."""
     rows, y = table(name, size)
@@ -67,8 +74,21 @@ CASES = {
     "public bounds": (table, BOUNDS, IFCA(k=2, model="linear", rounds=3)),
     "gaps, own numbers": (gaps, "client", FedAvg(model="linear", rounds=2)),
     "gaps, public bounds": (gaps, BOUNDS, FedAvg(model="linear", rounds=2)),
+    "shared numbers": (
+        table,
+        ("shared", BOUNDS),
+        CFL(model="mlp-32", rounds=4, mask="permutation"),
+    ),
+    "gaps, shared numbers": (
+        gaps,
+        ("shared", BOUNDS),
+        FedAvg(model="linear", rounds=2, aggregation="secagg", target_epsilon=8),
+    ),
     "images, own numbers": (images, "client", FedAvg(model="linear", rounds=2)),
     "images, public bounds": (images, (0, 150), FedAvg(model="linear", rounds=2)),
+    "channels last": (colours, "none", FedAvg(model="linear", rounds=2)),
+    "channels last, own numbers": (colours, "client", FineTune(rounds=2, tune_rounds=1)),
+    "channels last, public bounds": (colours, (0, 150), FedAvg(model="cnn-ali", rounds=1)),
 }
 
 
@@ -77,7 +97,11 @@ CASES = {
 def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> None:
     make, scaling, protocol = CASES[case]
     sites = {name: make(name) for name in ("north", "south", "west")}
-    how: Any = {"scaling": scaling, "prepare": FILLED if make is gaps else None}
+    classes = {images: ["bright", "dark"], colours: ["blue", "red"]}.get(make, ["sick", "well"])
+    prepare = FILLED if make is gaps else None
+    how: Any = {"scaling": scaling, "prepare": prepare, "classes": classes}
+    how["channels"] = "last" if make is colours else "first"
+    prepared = scaling != "none" or make is colours
     federation = Federation.from_arrays(sites, seed=0, **how)
     run = protocol.fit(federation, folder=tmp_path / "run")
     kind: type[ClusteringProtocol] = type(protocol)
@@ -92,11 +116,17 @@ def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> Non
     for k, name in enumerate(federation.names):
         shard = federation.shards[k]
         module: Any = run.module_of(name)
-        own = module.network if scaling != "none" else module
-        score = (own(torch.as_tensor(shard.x_test)).argmax(1).numpy() == shard.y_test).mean()
+        own = module.network if prepared else module
+        held_out = torch.as_tensor(shard.test_samples)
+        for column, (mean, deviation) in enumerate(
+            zip(*run.kept_.learned.network.scale, strict=True)
+        ):
+            held_out[:, column] = (held_out[:, column] - mean) / deviation
+        answers = own(held_out.nan_to_num().float()).argmax(1).numpy()
+        score = (answers == shard.y_test).mean()
         assert score == pytest.approx(run.accuracy_[k])
     for name in names:
-        answers = run.module_of(name)(x if scaling != "none" else x.float()).argmax(1).numpy()
+        answers = run.module_of(name)(x if prepared else x.float()).argmax(1).numpy()
         assert run.classes_[answers].tolist() == expected[name]
         assert loaded.predict_samples(name, rows).tolist() == expected[name]
     run.export(tmp_path / "out", clients=names)
@@ -116,7 +146,7 @@ def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> Non
 
         loaded.export(tmp_path / "onnx", clients=names, format="onnx")
         content = json.loads((tmp_path / "onnx" / "clusters.json").read_text())
-        samples = (x.double() if scaling != "none" else x.float()).numpy()
+        samples = (x.double() if prepared else x.float()).numpy()
         for name in names:
             session = runtime.InferenceSession(str(tmp_path / "onnx" / content["own"][name]))
             outputs = session.run(None, {"samples": samples})[0]

@@ -61,6 +61,10 @@ class ClusterOnceState(averaging.AveragingState):
 
     signatures: Signatures | None = None
 
+    def doubt(self, method: ClusteringProtocol) -> str | None:
+        """Return a sentence where clients' shares of classes contradict the clusters."""
+        return None if self.signatures is None else self.signatures.doubt(self.labels)
+
 
 @dataclass(kw_only=True)
 class ReplacedSignatures(GradientSignatureOptions):
@@ -171,7 +175,10 @@ class ClusterOnce(ClusteringProtocol):
         # A client without a signature needs a model, and most clients share this one.
         default = largest(labels)
         all_labels = [label_of.get(i, default) for i in net.clients]
-        return Signatures(collected.ids, rows, collected.step, all_labels, asked=collected.asked)
+        own = {
+            field.name: getattr(collected, field.name) for field in dataclasses.fields(collected)
+        }
+        return Signatures(**own, labels=all_labels)
 
     def collect_signatures(
         self,

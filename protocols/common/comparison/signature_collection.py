@@ -78,6 +78,24 @@ class Collected:
     rows: torch.Tensor  # (r, ...) the signatures, under the mask of their call
     step: int  # the call in which they were received, which determines the mask
     asked: Asked = field(default_factory=Asked, kw_only=True)
+    # (r,) clusters of clients' shares of classes, which class blocks tell; empty without any blocks
+    by_shares: list[int] = field(default_factory=list, kw_only=True)
+
+    def doubt(self, labels: Sequence[int]) -> str | None:
+        """Return a sentence where shares of classes and a run's clusters disagree.
+
+        Args:
+            labels: (m,) the clusters of the run's clients.
+        """
+        kinds = len(set(self.by_shares))
+        found = [labels[i] for i in self.ids]
+        if kinds < 2 or len(set(zip(found, self.by_shares, strict=True))) == len(set(found)):
+            return None
+        return (
+            f"clients' shares of classes, which they told for their signatures, form {kinds} "
+            f"clusters, and the {len(set(found))} of this run mix them: signatures of the kind "
+            f"{self.asked.name} tell other things apart"
+        )
 
     @cached_property
     def clusters(self) -> list[int] | None:
@@ -107,6 +125,11 @@ class _ClassSums:
     deviations: signature_plan.Array
     width: int
     step: int
+
+    @cached_property
+    def by_shares(self) -> list[int]:
+        """Return the clusters of clients' shares, (m,)."""
+        return noisy_residuals.share_clusters(self.blocks[:, :, -1], self.deviations, self.examples)
 
     @property
     def crowd(self) -> noisy_residuals.CrowdMeans:
@@ -166,10 +189,35 @@ def collect_gradient_signatures(
         if signature_kind == signature_plan.AUTO:
             signature_kind = _chosen(plan, sums)
     request = Asked(signature_plan.KINDS.index(signature_kind), centre)
-    if signature_kind == signature_plan.PLAIN:
+    collected = _of_kind(net, plan, to, sums, request, run_signatures)
+    if sums is None or run_signatures is not None:
+        return collected
+    cluster_of = dict(zip(sums.ids, sums.by_shares, strict=True))
+    return replace(collected, by_shares=[cluster_of[i] for i in collected.ids])
+
+
+def _of_kind(
+    net: ServerChannel,
+    plan: signature_plan.SignaturePlan,
+    to: Sequence[int],
+    sums: _ClassSums | None,
+    request: Asked,
+    run_signatures: Collected | None,
+) -> Collected:
+    """Return the signatures of a kind that was chosen.
+
+    Args:
+        net: client ids and the verbs by which the server calls clients.
+        plan: of the signatures.
+        to: the clients.
+        sums: their class blocks, which all kinds but sketches need.
+        request: with the kind and the centre.
+        run_signatures: the signatures of the run, for newcomers.
+    """
+    if request.name == signature_plan.PLAIN:
         return _sketches(net, plan, to, request, run_signatures)
     assert sums is not None
-    if signature_kind == signature_plan.BLOCKS:
+    if request.name == signature_plan.BLOCKS:
         signatures = packed_signatures.BlockSignatures(
             sums.blocks, sums.deviations, sums.examples, sums.width
         )
@@ -180,15 +228,18 @@ def collect_gradient_signatures(
 def _chosen(plan: signature_plan.SignaturePlan, sums: _ClassSums) -> str:
     """Return the kind of signatures that suits clients' shares of classes.
 
-    Without noise, residuals find most where shares are equal and clients many, and blocks in all
-    other cases. With noise, residuals find no less than sketches do, whatever the shares are. But
-    where it is so large beside the classes that their shares cannot be read, neither can the means
-    of classes.
+    Where shares form clusters, sketches show these, and what else clients differ in; residuals and
+    blocks do not, the less the smaller the noise. Shares were released already. Without noise,
+    residuals find most where shares are equal and clients many, and blocks in all other cases. With
+    noise, residuals find no less than sketches do, where shares form no clusters. But where it is
+    so large beside the classes that their shares cannot be read, neither can the means of classes.
 
     Args:
         plan: of the signatures.
         sums: class blocks of all clients.
     """
+    if max(sums.by_shares):
+        return signature_plan.PLAIN
     crowd = sums.crowd
     skewed = crowd.spread > SKEWED and crowd.spread > SURE * crowd.spread_error
     if not plan.noise:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.models.objectives import Classification
 from securecluster.parties.derived import training_sizes
 from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch
 from securecluster.privacy.low_frequencies import FREQUENCIES, LowFrequencies
@@ -96,7 +95,7 @@ class SignaturePlan:
     @property
     def choices(self) -> tuple[str, ...]:
         """Return the kinds that "auto" chooses from."""
-        return (PLAIN, RESIDUALS) if self.noise else (BLOCKS, RESIDUALS)
+        return (PLAIN, RESIDUALS) if self.noise else KINDS
 
     @property
     def block_size(self) -> int:
@@ -267,23 +266,20 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
         UsageError: the data have no classes, or signatures would be longer than what they are of.
     """
     options = method.signatures
-    if not isinstance(facts.objective, Classification):
-        others = [name for name in options.choices if name != options.signature]
-        advice = "choose another protocol, cfl say"
-        if others:
-            advice = f"take signature {others[0]}"
-        raise UsageError(
-            f"gradient signatures are of samples with classes, and these data have none: {advice}"
-        )
+    others = [name for name in options.choices if name != options.signature]
+    advice = "choose another protocol, cfl say"
+    if others:
+        advice = f"take signature {others[0]}"
+    facts.check_classes("gradient signatures are of samples with classes", advice)
     per_client = method.privacy.dp_unit == "client"
     sizes: list[int] = []
     if options.needs_samples(method):
         # signatures are of the samples that clients train on
         sizes = training_sizes(method, facts)
     signature_kind = str(options.signature_blocks)
-    if signature_kind == AUTO and (not options.offers_blocks or (per_client and noise)):
-        # blocks are compared pair by pair, and noise for whole clients leaves no shares to read
-        signature_kind = RESIDUALS if noise and not per_client else PLAIN
+    if signature_kind == AUTO and (per_client if noise else not options.offers_blocks):
+        # noise for whole clients leaves no shares to read, and blocks are compared pair by pair
+        signature_kind = PLAIN
     if signature_kind == RESIDUALS and per_client and noise:
         raise UsageError(
             "residuals are signatures for the privacy of single examples: take dp_unit example, or "

@@ -147,8 +147,11 @@ class Table:
 
     @staticmethod
     def _read(part: Part, name: str) -> Any:
-        if name not in (FILE, FOLDER):
+        if name in part.names:
             return part.read(name)
+        if name not in (FILE, FOLDER):
+            where = Path(part.title).name
+            raise ColumnError(f"column {name!r}", f"is not in {where}", "drop it, or add it there")
         value = part.lies_in[name == FOLDER]
         return need("pyarrow").chunked_array([[value] * part.rows], "string")
 
