@@ -72,7 +72,7 @@ class Split:
         if test is None:
             return cls()
         if isinstance(test, Real) and not isinstance(test, bool):
-            return cls(share=test)
+            return cls(share=float(test))
         return cls(rows=test)
 
     @property

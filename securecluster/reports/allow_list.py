@@ -118,7 +118,7 @@ CONFIG: Rule = {
             "data": FileName(),
             **_all(
                 PUBLIC,
-                "client_column label_column test_column classes truth_column weight_column "
+                "client_column label_column test_column task classes truth_column weight_column "
                 "feature_columns drop_columns missing scaling bounds prepare scenario clients "
                 "clusters samples "
                 "labels_per_client alpha minority task_sizes overlap",
