@@ -224,8 +224,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 `fit(X, y, groups=groups)` is `fit(Federation.from_groups(X, y, groups, seed=0))`.
             folder: a run folder to write to; None stores everything in memory. The folder may be
                 new or empty. A stopped run of the same configuration, settings and data resumes,
-                and a finished one is loaded. The command line writes the same folders, with
-                configuration, result and pictures.
+                and a finished one is loaded; with more `rounds` than it has, either goes on. The
+                command line writes the same folders, with configuration, result and pictures.
             force: replace the run in the folder, as `--force` does on the command line.
             report: called with the history line of each round.
             callbacks: objects whose `on_round(line, stop)` gets the history line of each round,
@@ -381,6 +381,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "dtype": dtype,
                 "dimension": dimension,
                 **derived.params_as_json(self),
+                **vars(self).get(derived.BEGUN, {}),
                 **derived.resolved_defaults(self, facts),
                 **known(facts),
                 **self.shared_facts(facts),

@@ -565,6 +565,12 @@ class Hidden(fl.ClusteringProtocol):
                 "dp_unit client"
             )
 
+    def _unlike_longer(self, longer: Any) -> str | None:
+        """Return that the noise of clustering is a share of that of all rounds."""
+        if not (self.privacy.per_client and self.privacy.noisy):
+            return None
+        return f"the noise of its clustering follows from rounds = {self.rounds}"
+
     def privacy_factor(self, name: str) -> float:
         """Return the noise multiplier of one of the sums of clustering over that of updates.
 

@@ -194,6 +194,10 @@ class NSIM(fl.Published, fl.ClusteringProtocol):
         fl.flush(net, run, state)
         return state
 
+    def _unlike_longer(self, longer: Any) -> None:
+        """Refuse a run that clustered its clients before their rounds alone were over."""
+        fl.check_phase_over(self, "local_rounds")
+
     @property
     def _local(self) -> int:
         """Return the number of rounds in which users train alone."""

@@ -173,6 +173,12 @@ class OneShot(fl.Published, fl.EigenvectorProtocol):
         fl.flush(net, run, state)
         return state
 
+    def _unlike_longer(self, longer: Any) -> str | None:
+        """Return that the last round averages the common layers of all clusters."""
+        if self.rounds % self.gps_every == 0:
+            return None
+        return f"round {self.rounds} was the last, and averaged the common layers of all clusters"
+
     def _cluster(self, net: fl.ServerChannel) -> server.ClusteringResult:
         """Run Algorithm 2.
 

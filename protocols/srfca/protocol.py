@@ -188,6 +188,7 @@ class SRFCA(fl.Published, fl.ClusteringProtocol):
         "optimizer": "adam", "lr": 2e-4,
     }  # fmt: skip
     _inputs_of_paper: ClassVar[tuple[str, ...]] = ("threshold",)
+    _length: ClassVar[str] = "retrain"
     client: ClassVar[type[fl.TrainingClient]] = SRFCAClient
 
     def run_server(self, net: fl.ServerChannel, run: fl.Run) -> server.SRFCAState:

@@ -43,8 +43,10 @@ def check(argv: list[str]) -> int:
         argv: the protocol, then the options.
     """
     name, arguments = protocol_first(argv, "check")
-    is_path = name is not None and ":" in name
-    protocol = class_at(name) if is_path else protocol_class(name)
+    if name is not None and ":" in name:
+        protocol = class_at(name)
+    else:
+        protocol = protocol_class(name)
     # not above: it loads torch
     from securecluster.protocols import conformance
 

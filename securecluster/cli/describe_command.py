@@ -29,6 +29,8 @@ class Describe:
     """the column that names each row's client; @file or @folder where each file or folder is one"""
     label_column: str | None = None
     """the column to learn, or several, joined by commas"""
+    test_column: str | None = None
+    """the column that says which rows are held out; None is a fifth, stratified by label"""
     task: str | None = None
     """what is learned of it, as of run"""
     classes: tuple[str, ...] | None = None
@@ -65,7 +67,8 @@ def describe(argv: list[str]) -> int:
     from securecluster.data.tables.files import file_table
 
     columns: Describe = options.options
-    others = [name for name in (columns.client_column, columns.truth_column) if name is not None]
+    roles = (columns.client_column, columns.test_column, columns.truth_column)
+    others = [name for name in roles if name is not None]
     labels = named_columns(columns.label_column or ())
     table = file_table(Path(argv[0]), [*others, *labels])
     labels = labels_in(table, columns.label_column or ())
@@ -89,9 +92,11 @@ def _outcome(path: str, columns: Describe) -> list[str]:
         columns: as given.
     """
     given: dict[str, Any] = {**vars(columns), "drop_columns": columns.drop_columns or ()}
+    given["test"] = given.pop("test_column")
     if columns.client_column is None or columns.label_column is None:
         return ["for clients and classes give --client-column (or @file) and --label-column"]
     from securecluster.data import Federation
+    from securecluster.data.tables.description import sides
 
     notes: list[str] = []
     try:
@@ -100,4 +105,4 @@ def _outcome(path: str, columns: Describe) -> list[str]:
     except UsageError as error:
         return [f"a run would refuse this: {error}"]
     says = [f"note: {note}" for note in notes]
-    return [f"a run would train on {len(federation)} clients", *says]
+    return [f"a run would train on {len(federation)} clients:", *sides(federation), *says]

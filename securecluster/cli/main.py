@@ -39,7 +39,10 @@ from securecluster.protocols.registry import (
 from securecluster.studies import compare, sweep
 
 if TYPE_CHECKING:
-    from securecluster.folders.schemas import Result
+    from securecluster.data import Federation
+    from securecluster.folders.run_folder import RunPlan
+    from securecluster.folders.schemas import Result, RunConfig
+    from securecluster.results.fitted import FittedRun
 
 USAGE = """usage: securecluster COMMAND
 
@@ -247,6 +250,9 @@ def _run(argv: list[str]) -> int:
     from securecluster.folders import run_folder
 
     (plan,) = plans
+    config = execution.taking_up(options.protocol, options)
+    if config is not None:
+        return _go_on(options.output, plan, config, federation)
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     default_name = f"{plan.protocol.name}-{federation.data}"
     out = options.output.out
@@ -254,13 +260,50 @@ def _run(argv: list[str]) -> int:
     with run_folder.claimed(out, options.output.force, default_name, texts) as folder:
         with execution.resumable(folder):
             content, fitted = execution.watched_run(plan, federation, folder, console)
-        _show(content, folder, console)
-        if options.output.pictures:
-            drawn = execution.draw(folder, content, fitted, console)
-            names = ", ".join(picture.name for picture in drawn)
-            with output():
-                console.print(f"pictures: {names}")
+        _finish(content, fitted, folder, console, options.output.pictures)
         return 0
+
+
+def _go_on(chosen: Any, plan: RunPlan, config: RunConfig, federation: Federation) -> int:
+    """Go on with a run that is to have more rounds.
+
+    Args:
+        chosen: the options of output.
+        plan: of the run with more rounds.
+        config: content of its config.json.
+        federation: its clients.
+    """
+    from securecluster.core.noted_warnings import noted
+    from securecluster.folders import run_folder
+    from securecluster.runs.longer import taken_up
+
+    folder: Path = chosen.out
+    console = execution.console(chosen.quiet)
+    with run_folder.locked(folder):
+        with noted(execution.noting(chosen.quiet)):
+            plan = taken_up(folder, plan, config, federation)
+        with execution.resumable(folder):
+            content, fitted = execution.watched_run(plan, federation, folder, console)
+        _finish(content, fitted, folder, console, chosen.pictures)
+    return 0
+
+
+def _finish(content: Result, fitted: FittedRun, folder: Path, console: Any, pictures: bool) -> None:
+    """Show the report of a run that has just ended, and draw its pictures.
+
+    Args:
+        content: of result.json.
+        fitted: the result.
+        folder: of the run.
+        console: quiet where nothing but errors is printed.
+        pictures: draw them.
+    """
+    _show(content, folder, console)
+    if pictures:
+        drawn = execution.draw(folder, content, fitted, console)
+        names = ", ".join(picture.name for picture in drawn)
+        with output():
+            console.print(f"pictures: {names}")
 
 
 def _resume(argv: list[str]) -> int:

@@ -41,6 +41,7 @@ from securecluster.data.scaling import (
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
+from securecluster.data.splits import Split
 from securecluster.data.user_arrays import (
     Pair,
     by_group,
@@ -48,6 +49,7 @@ from securecluster.data.user_arrays import (
     keyed,
     outputs,
     own_samples,
+    own_split,
     read_pair,
     scaled_targets,
     stream,
@@ -377,7 +379,7 @@ class Federation:
         cls,
         clients: Mapping[Any, Any] | list[Any],
         *,
-        test: Mapping[Any, Any] | list[Any] | None = None,
+        test: Any = None,
         truth: Any = None,
         objective: Objective | str = CLASSIFICATION,
         weights: Mapping[Any, Any] | list[Any] | None = None,
@@ -402,8 +404,9 @@ class Federation:
             clients: samples (X, y) of each client by its name, which is text or a number; 3 and "3"
                 are one name. A list of pairs calls clients by their positions. A torch Dataset,
                 Subset or DataLoader of pairs (x, y) does in place of a pair.
-            test: held-out samples by the same names; None holds out a random fifth of each client's
-                samples, or the last fifth of sequences.
+            test: held-out samples by the same names; or which of a client's samples are held out: a
+                share, booleans (n,) by the same names, or a `Split` by groups or time. None is a
+                fifth, stratified by label where there are classes, and the last of sequences.
             truth: true cluster of each client by its name, a Series will do, or a list; None if it
                 is unknown.
             weights: factors (n,) of the losses of each client's samples in training by the same
@@ -462,6 +465,7 @@ class Federation:
         y: Any,
         groups: Any,
         *,
+        test: Any = None,
         objective: Objective | str = CLASSIFICATION,
         classes: int | Sequence[Any] | None = None,
         scaling: Any = "none",
@@ -477,6 +481,7 @@ class Federation:
             X: samples (n, …), as `from_arrays` takes them.
             y: their labels (n,).
             groups: name of the client of each sample (n,).
+            test: as in `from_arrays`, with values (n,) of all samples.
             objective: as in `from_arrays`.
             classes: as in `from_arrays`.
             scaling: as in `from_arrays`.
@@ -486,8 +491,13 @@ class Federation:
         Raises:
             UsageError: as `from_arrays`; or other numbers of samples, labels and groups.
         """
+        split = Split.chosen(test)
+        for name in split.given:
+            parts = by_group(X, getattr(split, name), groups)
+            split = split.with_values({client: values for client, (_, values) in parts.items()})
         arrays = _UserArrays(
             by_group(X, y, groups),
+            split,
             objective=task_of(objective) or CLASSIFICATION,
             classes=classes,
             advice="leave it out of X",
@@ -503,6 +513,7 @@ class Federation:
         *,
         client: str | None = None,
         label: str | Sequence[str],
+        test: Any = None,
         truth: str | None = None,
         weight: str | None = None,
         feature_columns: Sequence[str] | None = None,
@@ -524,6 +535,9 @@ class Federation:
             client: column with the name of each row's client; None is the one that the table is
                 grouped by.
             label: column with the labels, or several columns of targets.
+            test: which rows are held out: a share, a column that says so, a second table of the
+                same columns, or a `Split` by groups or time, by the names of their columns. None is
+                a fifth of each client's rows, stratified by label.
             truth: column with each client's true cluster, one value per client, or None.
             weight: column with each row's weight in training, as in `from_arrays`, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
@@ -549,9 +563,12 @@ class Federation:
         """
         # readers of tables are loaded where there is one
         from securecluster.data.tables.clients import Roles, read_clients
-        from securecluster.data.tables.parts import frame_table, grouped
+        from securecluster.data.tables.parts import followed_by, frame_table, grouped
 
         table, client = grouped(table, client)
+        rows = frame_table(table)
+        if hasattr(test, "columns"):
+            rows, test = followed_by(rows, frame_table(test))
         roles = Roles(
             client,
             label,
@@ -562,9 +579,10 @@ class Federation:
             chosen_categories(prepare),
             task_of(task),
             weight,
+            Split.chosen(test),
         )
         names = class_names.given_names(classes)
-        read = read_clients(frame_table(table), roles, names)
+        read = read_clients(rows, roles, names)
         return _warned(*_from_columns(read, classes is not None, scaling, seed))
 
     @classmethod
@@ -574,6 +592,7 @@ class Federation:
         *,
         client_column: str,
         label_column: str | Sequence[str],
+        test: Any = None,
         truth_column: str | None = None,
         weight_column: str | None = None,
         feature_columns: Sequence[str] | None = None,
@@ -597,14 +616,15 @@ class Federation:
         Features are one image column (encoded images, or structs with a field `bytes`), or else one
         column of equally long lists, or else all other columns, which must be numbers, in the order
         of the file. Labels become class numbers in ascending order; two that differ in blanks,
-        accents or case alone are refused. Clients are ordered by name, and a random fifth of each
-        client's rows is held out.
+        accents or case alone are refused. Clients are ordered by name.
 
         Args:
             path: of the file or the folder.
             client_column: column with the name of each row's client; `@file` is the name of its
                 file without the ending, and `@folder` that of its folder.
             label_column: column with the labels, or several of targets, as a list or with commas.
+            test: as in `from_frame`; a second file or folder as a `Path`. Where files or folders
+                are called train and test, the column may be `@file` or `@folder`.
             truth_column: column with each client's true cluster, one value per client, or None.
             weight_column: column with each row's weight in training, as in `from_arrays`, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
@@ -634,6 +654,7 @@ class Federation:
             chosen_categories(prepare),
             task_of(task),
             weight_column,
+            Split.chosen(test),
         )
         return _warned(*_from_files(Path(path), roles, classes, scaling, seed))
 
@@ -785,6 +806,17 @@ class _UserArrays:
     prepare: dict[str, Categories] | None = None
     weights: Any = None
 
+    @property
+    def split(self) -> Split | None:
+        """Return which samples are held out; None where there are others for that."""
+        samples = self.test
+        if isinstance(samples, Mapping):
+            samples = list(samples.values())
+        if not isinstance(samples, list):
+            return Split.chosen(self.test)
+        said = [getattr(values, "dtype", None) in (bool, "boolean") for values in samples]
+        return Split(rows=self.test) if said and all(said) else None
+
 
 def _warned(federation: Federation, doubts: Sequence[str]) -> Federation:
     """Return a federation after warnings of what may be a mistake of the user's."""
@@ -808,15 +840,22 @@ def _from_files(
     """
     from securecluster.data.tables.clients import read_clients
     from securecluster.data.tables.files import file_table
+    from securecluster.data.tables.parts import followed_by
 
     names = class_names.given_names(classes)
-    read = read_clients(file_table(path, roles.wanted), roles, names)
+    table = file_table(path, roles.wanted)
+    read_roles = roles
+    if isinstance(roles.test.rows, Path):
+        table, held = followed_by(table, file_table(roles.test.rows, roles.wanted))
+        read_roles = replace(roles, test=Split(rows=held))
+    read = read_clients(table, read_roles, names)
     # absolute, so that the recipe holds in any working folder
     resolved = path.resolve()
     recipe = {
         "path": str(resolved),
         "client_column": roles.client,
         "label_column": roles.label if isinstance(roles.label, str) else ",".join(roles.label),
+        "test": roles.test,
         "truth_column": roles.truth,
         "weight_column": roles.weight,
         "feature_columns": roles.features,
@@ -851,6 +890,7 @@ def _from_columns(
         trained, scaling = _with_bounds(trained, scaling, [str(name) for name in read.classes])
     arrays = _UserArrays(
         read.clients,
+        read.split,
         truth=read.truth,
         objective=trained,
         columns=read.columns,
@@ -892,13 +932,12 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     if objective.one_label:
         names = _number_labels(pairs, test_pairs, arrays.classes)
     randomness = _draws(seed)
+    held = _held_out(arrays, clients, test_pairs)
     splits = []
     # integer keys draw a client's random split as integers, not as the text of its name
     keys = [key for key, _ in keyed("clients", arrays.clients, isinstance(arrays.clients, list))]
     for (name, pair), key in zip(pairs.items(), keys, strict=True):
-        test_pair = test_pairs.get(name)
-        split = own_samples(name, pair, test_pair, objective, randomness, stream(key))
-        splits.append(split)
+        splits.append(own_samples(name, pair, held[name], objective, randomness, stream(key)))
     feature_names = arrays.columns
     if feature_names is None:
         feature_names = columns.names
@@ -914,7 +953,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     _check_gaps(scaling, clients, splits, feature_names)
     shards = tuple(_shard(*pair, scaling, objective) for pair in splits)
     if arrays.weights is not None:
-        shards = _weighted(arrays, pairs, test_pairs, shards, randomness)
+        shards = _weighted(arrays, pairs, held, shards, randomness)
     counted = arrays.classes is None and classes_of_labels(objective, names)
     class_fields: dict[str, Any] = {"class_names": names, "classes_counted": counted}
     federation = Federation(
@@ -930,6 +969,28 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     )
     samples = [x for x, _ in pairs.values()]
     return federation, [*doubts, *_doubts(federation, arrays, samples)]
+
+
+def _held_out(
+    arrays: _UserArrays, clients: Mapping[str, Any], test_pairs: Mapping[str, Pair]
+) -> dict[str, Pair | Split]:
+    """Return each client's held-out samples, or which of its samples are held out.
+
+    Args:
+        arrays: as the user gave them.
+        clients: training samples by the clients' names.
+        test_pairs: held-out samples, where there are such.
+    """
+    split = arrays.split
+    if split is None:
+        return dict(test_pairs)
+    if not split.given:
+        return dict.fromkeys(clients, split)
+    (field_name,) = split.given
+    argument = f"{field_name} of the test rows"
+    values = by_name(argument, getattr(split, field_name), isinstance(arrays.clients, list))
+    _check_same_clients(argument, values, clients)
+    return {name: own_split(name, split, clients[name], values[name]) for name in clients}
 
 
 def _check_gaps(
@@ -1016,7 +1077,7 @@ def _doubts(
         doubts += plausibility.feature_doubts(samples, names, arrays.advice, scaled)
         doubts += plausibility.bounds_doubts(samples, scaling, names)
     # who gives none on purpose knows
-    if arrays.test is None:
+    if arrays.split is not None and arrays.split.rows is None:
         clients = zip(federation.names, federation.shards, strict=True)
         untested = [name for name, shard in clients if not len(shard.y_test)]
         doubts += plausibility.test_doubts(untested)
@@ -1149,7 +1210,7 @@ def _shard(
 def _weighted(
     arrays: _UserArrays,
     pairs: Mapping[str, Pair],
-    test_pairs: Mapping[str, Pair],
+    held: Mapping[str, Pair | Split],
     shards: Sequence[Shard],
     randomness: Randomness,
 ) -> tuple[Shard, ...]:
@@ -1158,7 +1219,7 @@ def _weighted(
     Args:
         arrays: as the user gave them, with weights.
         pairs: all samples of each client by its name, or those to train on.
-        test_pairs: held-out samples of each client, where they were given.
+        held: held-out samples of each client, or which of its samples are.
         shards: the samples as they were dealt into those to train on and those held out.
         randomness: of the federation.
 
@@ -1172,11 +1233,11 @@ def _weighted(
     weighted = []
     for (name, (_, y)), key, shard in zip(pairs.items(), keys, shards, strict=True):
         weights = weights_of(name, given[name], len(y))
-        if name not in test_pairs:
+        if isinstance(held[name], Split):
             # dealt like the samples: rows stand in their place
             rows = np.arange(len(y))[:, None]
             (rows, _), _ = own_samples(
-                name, (rows, y), None, arrays.objective, randomness, stream(key)
+                name, (rows, y), held[name], arrays.objective, randomness, stream(key)
             )
             weights = weights[rows[:, 0].astype(np.int64)]
         weighted.append(replace(shard, weights=weights))
@@ -1204,12 +1265,12 @@ def _by_client_name(arrays: _UserArrays) -> tuple[dict[str, Any], dict[str, Any]
     if not clients:
         raise UsageError("a federation needs clients: pass {name: (X, y)}")
     test: dict[str, Any] = {}
-    if arrays.test is not None:
+    if arrays.split is None:
         test = by_name("test", arrays.test, numbered)
     clusters: dict[str, Any] = {}
     if arrays.truth is not None:
         clusters = by_name("truth", arrays.truth, numbered)
-    if arrays.test is not None:
+    if arrays.split is None:
         _check_same_clients("test", test, clients)
     if arrays.truth is not None:
         _check_same_clients("truth", clusters, clients)

@@ -16,6 +16,7 @@ from securecluster.data import Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario, source_names
 from securecluster.data.scaling import AUTO, chosen_categories, chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
+from securecluster.data.splits import FIFTH
 from securecluster.errors import UsageError, unknown
 from securecluster.models.objectives import Binary, task_name, task_of
 
@@ -25,7 +26,7 @@ CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
-    "client_column", "label_column", "classes", "truth_column", "weight_column",
+    "client_column", "label_column", "test_column", "classes", "truth_column", "weight_column",
     "feature_columns", "drop_columns", "missing", "scaling", "bounds", "prepare", "task",
 )  # fmt: skip
 DEALING_OPTIONS = (
@@ -49,6 +50,11 @@ class Simulation:
     label_column: str | None = None
     """your own file: the column to learn, or several, joined by commas; the other columns are
     features
+    """
+    test_column: str | None = None
+    """your own file: the column that says which rows are held out (true or false, test or train);
+    @file or @folder where files or folders are called so; None is a fifth of each client's rows,
+    stratified by label
     """
     task: str | None = None
     """your own file: classification, binary (one output for two classes), multilabel (columns of 0
@@ -194,6 +200,10 @@ class Simulation:
         if "path" in recipe:
             for name in ("feature_columns", "drop_columns", "missing", "classes"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
+            test = recipe.pop("test")
+            recipe["test_column"] = test.column if test.given == ["rows"] else None
+            if recipe["test_column"] is None and (test.given or test != FIFTH):
+                return None  # a split that was given in Python
             scaling = scaling_options(recipe.pop("scaling"))
             prepare = recipe.pop("prepare")
             if prepare:  # categories that were given in Python
@@ -222,6 +232,7 @@ class Simulation:
                 self.data,
                 client_column=self.client_column,
                 label_column=self.label_column,
+                test=self.test_column,
                 truth_column=self.truth_column,
                 weight_column=self.weight_column,
                 feature_columns=self.feature_columns,

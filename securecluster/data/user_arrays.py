@@ -19,6 +19,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.class_names import EMPTY, class_labels
 from securecluster.data.feature_columns import Columns, names_of
 from securecluster.data.scaling import Scale
+from securecluster.data.splits import Split
 from securecluster.data.torch_samples import pair_in
 from securecluster.errors import UsageError
 from securecluster.models.objectives import (
@@ -80,6 +81,8 @@ def keyed(argument: str, value: Any, numbered: bool) -> list[tuple[Any, Any]]:
     example, advice = "{name: (X, y)}", "with an entry for every client"
     if argument == "truth":
         example = "{name: cluster}"
+    if argument.endswith("test rows"):
+        example = "{name: values}"
     if argument == "clients":
         advice = "or a list of pairs; Federation.from_frame takes one table of all clients"
     raise UsageError(f"{argument} is a mapping {example}, not {type(value).__name__}: {advice}")
@@ -270,10 +273,30 @@ def _row_order(subject: str, table: Any, targets: Any) -> Labels | None:
     return positions
 
 
+def own_split(name: str, split: Split, samples: Any, values: Any) -> Split:
+    """Return the split of one client's rows, with their values in the order of X.
+
+    Args:
+        name: of the client.
+        split: of all clients.
+        samples: the client's pair (X, y) as the user has it.
+        values: of its rows, for the field of the split that is given.
+
+    Raises:
+        UsageError: indices of X and the values that do not go together.
+    """
+    if isinstance(samples, tuple | list):
+        subject = f"client {name!r}, {split.given[0]} of its test rows as y"
+        order = _row_order(subject, samples[0], values)
+        if order is not None:
+            values = _rows(values, order)
+    return split.with_values(values)
+
+
 def own_samples(
     name: str,
     pair: Pair,
-    test_pair: Pair | None,
+    held: Pair | Split,
     objective: Objective,
     randomness: Randomness,
     key: str | int,
@@ -283,8 +306,7 @@ def own_samples(
     Args:
         name: of the client.
         pair: its samples X and y.
-        test_pair: held-out samples; None holds out a random fifth of `pair`, or the last fifth of
-            sequences.
+        held: held-out samples; or which of `pair` are, where sequences are held out from the end.
         objective: of training.
         randomness: of the federation.
         key: name of the client's random stream.
@@ -296,22 +318,20 @@ def own_samples(
     if not objective.sequential:
         convert = _labelled
     x, y = convert(name, pair, objective)
-    if test_pair is not None:
-        if test_pair[0].size or test_pair[1].size:
-            return (x, y), convert(name, test_pair, objective)
+    if not isinstance(held, Split):
+        if held[0].size or held[1].size:
+            return (x, y), convert(name, held, objective)
         # an empty array may have any shape, so it takes that of the training samples
         no_samples = (x[:0], y[:0])
         return (x, y), no_samples
     # sequences remain in order: random windows would overlap with held-out ones
-    order = np.arange(len(y))
-    if not objective.sequential:
-        draw = randomness.generator("split", key)
-        order = draw.permutation(len(y))
-    train_size = len(y) - len(y) // 5
-    train, test = np.split(order, [train_size])
-    train_pair = (x[train], y[train])
-    test_pair = (x[test], y[test])
-    return train_pair, test_pair
+    if objective.sequential and not held.given:
+        held = replace(held, time=np.arange(len(y)))
+    if not objective.one_label:
+        held = replace(held, stratify=False)
+    draw = randomness.generator("split", key)
+    train, test = held.sides(f"client {name!r}", y, draw)
+    return (x[train], y[train]), (x[test], y[test])
 
 
 def weights_of(name: str, values: Any, samples: int) -> NDArray[np.float64]:
@@ -492,6 +512,6 @@ def _no_numbers(name: str) -> UsageError:
 
 
 __all__ = [
-    "Pair", "by_group", "by_name", "keyed", "outputs", "own_samples", "read_pair",
+    "Pair", "by_group", "by_name", "keyed", "outputs", "own_samples", "own_split", "read_pair",
     "scaled_targets", "stream", "weights_of",
 ]  # fmt: skip

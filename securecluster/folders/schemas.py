@@ -218,6 +218,17 @@ class SmallestSums(TypedDict):
     """how many were in a sum of so few"""
 
 
+class WithEarlier(TypedDict):
+    """What a run costs with the earlier one from whose models it started."""
+
+    epsilon: float | None
+    """of both runs; null is ∞"""
+    clients: int
+    """in both, by their names"""
+    sentence: str
+    """the same in words"""
+
+
 class Privacy(TypedDict):
     """Section `privacy` of result.json."""
 
@@ -268,6 +279,8 @@ class Privacy(TypedDict):
     """the two worlds that ε is about"""
     placement: str
     """who adds the noise"""
+    together: NotRequired[WithEarlier]
+    """with the earlier run that it started from"""
     releases: list[PricedRelease]
     """from which ε is computed"""
     free: NotRequired[list[str]]

@@ -48,12 +48,14 @@ class FlatModel:
             other.
         objective: its learning objective.
         local: names of the parameters that stay with each client.
+        starts: vectors (d,) that a run's first models begin with, where they are not drawn.
     """
 
     module: nn.Module
     together: bool = True
     objective: Objective = CLASSIFICATION
     local: tuple[str, ...] = ()
+    starts: tuple[torch.Tensor, ...] = ()
 
     @cached_property
     def whole_shapes(self) -> dict[str, torch.Size]:
@@ -287,9 +289,24 @@ class FlatModel:
         trainable = _trainable(self.module)
         return torch.cat([trainable[name].detach().flatten() for name in names])
 
+    def beginning(self, starts: Sequence[torch.Tensor]) -> FlatModel:
+        """Return the model with other initial weights.
+
+        Args:
+            starts: (d,) of each of a run's first models, of which the first is θ_0.
+        """
+        module = copy.deepcopy(self.module)
+        views = self.views(starts[0])
+        trainable = _trainable(module)
+        with torch.no_grad():
+            for name, view in views.items():
+                trainable[name].copy_(view)
+        return replace(self, module=module, starts=tuple(starts))
+
     def redrawn(self, randomness: Randomness, *path: Part) -> torch.Tensor:
         """Draw initial weights anew by the layers' own `reset_parameters`.
 
+        The first models of a run that starts from an earlier one are its models.
         A tied weight is drawn by the layer that has it under its first name.
 
         Args:
@@ -302,6 +319,8 @@ class FlatModel:
         Raises:
             UsageError: a parameter that no `reset_parameters` draws.
         """
+        if path[:2] == ("start", 0) and int(path[-1]) < len(self.starts):
+            return self.starts[int(path[-1])].to(self.initial())
         module = copy.deepcopy(self.module).float().cpu()
         trainable = _trainable(module)
         with torch.no_grad(), global_generator(randomness.integer(*path)):

@@ -89,6 +89,7 @@ OPTIONS: dict[str, Rule] = {
         "threshold tree trim tune_rounds variant vectors walks",
     ),
     "model": MODEL,
+    "start": (PUBLIC, {**_all(PUBLIC, "earlier models weights"), "ledger": OWNER}),
 }
 # what clients and server agreed on
 NETWORK: Rule = {
@@ -117,9 +118,9 @@ CONFIG: Rule = {
             "data": FileName(),
             **_all(
                 PUBLIC,
-                "client_column label_column classes truth_column weight_column feature_columns "
-                "drop_columns "
-                "missing scaling bounds prepare scenario clients clusters samples "
+                "client_column label_column test_column task classes truth_column weight_column "
+                "feature_columns drop_columns missing scaling bounds prepare scenario clients "
+                "clusters samples "
                 "labels_per_client alpha minority task_sizes overlap",
             ),
             "seed": OWNER,
@@ -144,6 +145,7 @@ PRIVACY: Rule = {
     ),
     "masks": Each(_all(PUBLIC, "kind fresh is padding_bytes")),
     "over_rounds": _all(PUBLIC, "sentence rank solvable"),
+    "together": _all(PUBLIC, "epsilon clients sentence"),
     "smallest_sums": _all(PUBLIC, "sentence members clients"),
     "fields": Each(
         _all(

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 # also the old name of `join`, which is refused
 FOR_AUDITORS = (
-    "client_models_", "kept_", "mask_info", "method", "of_folder", "predict", "server_state_",
-    "state_", "verb_outcomes",
+    "client_models_", "earlier", "kept_", "mask_info", "method", "of_folder", "predict",
+    "server_state_", "state_", "verb_outcomes",
 )  # fmt: skip
 
 
@@ -200,6 +200,11 @@ class FittedRun:
 
         kept = read_kept(folder)
         return cls(method, kept, recorded_transcript(method, folder, kept.learned), folder)
+
+    @property
+    def earlier(self) -> Any:
+        """Return the models and the ledger of another run that this one started from, or None."""
+        return self.method.training.start
 
     def _module_tensors(self) -> dict[str, torch.Tensor]:
         """Return a copy of the weights of a module of the user's own, by name."""

@@ -127,6 +127,10 @@ class Fitted(Protocol):
     _newcomers_record: Any
     _guests: dict[str, Any]  # newcomers by name
 
+    @property
+    def earlier(self) -> Any:
+        """Return the models of another run that this one started from, or None."""
+
     def _own(self, client: Client | None) -> Mapping[str, torch.Tensor]:
         """Return what a client or a newcomer keeps of its own data."""
 

@@ -17,7 +17,8 @@ from securecluster.folders import run_folder
 from securecluster.parties.method import Method
 from securecluster.results.saving import save
 from securecluster.runs.callbacks import Watcher
-from securecluster.runtime.run import remove_checkpoints
+from securecluster.runs.longer import taken_up
+from securecluster.runtime.run import keep_last_round
 from securecluster.runtime.settings import Settings
 from securecluster.statements.chance_warning import FEW_ROUNDS, baseline_warning, chance_warning
 from securecluster.statements.cluster_notes import cluster_note
@@ -99,7 +100,7 @@ def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
     # result.json is written last of the run's files, and says that they are complete
     text = json.dumps(content, indent=2) + "\n"
     run_folder.seal(folder, text.encode())
-    remove_checkpoints(folder)
+    keep_last_round(folder)
     return content
 
 
@@ -114,7 +115,8 @@ def fit_in(
     """Return the result of a run in a folder, as `ClusteringProtocol.fit` does with `folder`.
 
     A run starts in a new or empty folder; a stopped run of the same configuration on the same data
-    is resumed; the result of one that has ended is loaded. With `force` the run in the folder is
+    is resumed; the result of one that has ended is loaded; with more rounds than it has, either
+    goes on. With `force` the run in the folder is
     replaced in any case.
 
     Args:
@@ -139,6 +141,8 @@ def fit_in(
     plan = run_folder.RunPlan(method, simulation, resolved(settings))
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     with run_folder.claimed(folder, force, "", texts):
+        if method.training.start is not None:  # before the run, so that it is resumed from there
+            method.training.start.write(folder)
         return _completed(folder, plan, federation, watcher)
 
 
@@ -174,13 +178,13 @@ def _fit_again(
             raise UsageError(f"{folder} holds a comparison: give another folder")
         config = run_folder.run_config(folder)
         recorded = Settings(**config["settings"])
-        plan = replace(plan, settings=_with_recorded(plan.settings, recorded))
-        run_folder.check_same(folder, config, plan.content(federation))
+        plan = replace(plan, settings=with_recorded(plan.settings, recorded))
+        plan = taken_up(folder, plan, config, federation)
         if not run_folder.finished(folder):
             return _completed(folder, plan, federation, watcher)
         run_folder.result_of(folder)  # checks every file
         fitted: FittedRun = plan.protocol.fitted_class.of_folder(plan.protocol, folder)
-        remove_checkpoints(folder)  # which a kill at the very end may have left
+        keep_last_round(folder)  # which a kill at the very end may have left
         return fitted
 
 
@@ -197,7 +201,7 @@ def resolved(settings: Settings) -> Settings:
     return replace(settings, device=device, threads=threads)
 
 
-def _with_recorded(settings: Settings, recorded: Settings) -> Settings:
+def with_recorded(settings: Settings, recorded: Settings) -> Settings:
     """Return settings with the recorded device, threads and workers, where the user leaves these
     open.
 

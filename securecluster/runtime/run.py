@@ -10,8 +10,9 @@ ledger is never truncated: what was released stays released.
 
 What is sent is in a checkpoint first. A resumed server repeats its round, so no client may have
 applied results of it: `Run.commit` ends the first part of a round where the second sends its
-averages or lets clients train alone. `result.json` is written last, and means that the run is
-complete.
+averages or lets clients train alone. The checkpoint of the last round is kept beside those of what
+follows it, and when the run has ended (`LAST`), so that a longer run can go on from there.
+`result.json` is written last, and means that the run is complete.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ A = TypeVar("A")
 Line = dict[str, Any]
 
 DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
+LAST = "last-round"  # checkpoint of the last round of a run that has ended
 FILES = re.compile(
     r"manifest\.json|clock|origin|clients|network|transcript|occupancy|authority"
     r"|(phase|loop)-[\w-]+"
 )  # in a checkpoint's folder
 OWN = atomic_files.Own(
     (atomic_files.MARKER,),
-    re.compile(rf"({re.escape(DRAFT)}|checkpoint-[0-9]{{6,}})(/({FILES.pattern}))?"),
+    re.compile(rf"({re.escape(DRAFT)}|{LAST}|checkpoint-[0-9]{{6,}})(/({FILES.pattern}))?"),
 )
 # permissions of a checkpoint's files: those of clients hold keys and models, and that of a key
 # authority its secret keys
@@ -183,6 +185,7 @@ class Run:
         self._parts: dict[str, bytes] = {}  # packed phases and loops, by name
         self._clock = _Clock()
         self._loop = ""  # part of the current loop
+        self._round_end = 0  # number of the checkpoint after the last round
         self._since = time.monotonic()
         self.resumed = False
         if folder is not None:
@@ -323,6 +326,7 @@ class Run:
         if self._folder is not None:
             self._parts[self._loop] = pack(state)
         self.history.append(line)
+        self._round_end = self._clock.number + 1
         self._checkpoint()
         reason = self._report(line)  # only of rounds that a resumed run does not repeat
         if reason and self.stopped is None:
@@ -405,7 +409,7 @@ class Run:
             atomic_files.write_atomic(draft / name, data, permissions)
         atomic_files.move(draft, final)  # one rename, so a checkpoint is complete or absent
         for checkpoint in checkpoints(self._folder):
-            if checkpoint != final:
+            if _checkpoint_number(checkpoint) not in (self._clock.number, self._round_end):
                 _remove(checkpoint)
 
     def _load(self, folder: Path) -> None:
@@ -418,6 +422,7 @@ class Run:
         existing = checkpoints(folder)
         self.resumed = bool(existing)
         if existing:
+            self._round_end = _checkpoint_number(existing[0])
             self._restore(existing[-1])
         for name, appended in self._appended.items():
             self._restore_log(name, appended)
@@ -475,14 +480,50 @@ def _checkpoint_number(path: Path) -> int:
     return int(number)
 
 
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a run that has ended.
+def keep_last_round(folder: Path) -> None:
+    """Keep the checkpoint of the last round of a run that has ended, and remove the others.
 
     Args:
         folder: the run folder.
     """
-    for path in [*checkpoints(folder), folder / DRAFT]:
+    first, *others = [*checkpoints(folder), folder / DRAFT]
+    if others and not (folder / LAST).exists():
+        with suppress(OSError, RunFolderError):
+            atomic_files.move(first, folder / LAST)
+    for path in (first, *others):
         _remove(path)
+
+
+def reopen(folder: Path) -> None:
+    """Let a run go on from the end of its last round, also one that has ended.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        RunFolderError: a run that has ended without a checkpoint of its last round, or with a
+            damaged one.
+    """
+    if (folder / LAST).is_dir():
+        clock = _clock_of(folder / LAST)
+        atomic_files.move(folder / LAST, folder / f"checkpoint-{clock.number:06d}")
+    existing = checkpoints(folder)
+    if not existing:
+        raise RunFolderError(
+            f"{folder} holds no state of its last round, which earlier versions did not keep: "
+            "start another run from it (start=...)"
+        )
+    clock = _clock_of(existing[-1])
+    # what followed the last round is the end of the shorter run alone
+    if len(existing) > 1 and clock.rounds and not clock.halfway:
+        _remove(existing[-1])
+
+
+def _clock_of(checkpoint: Path) -> _Clock:
+    marks = manifest.read(checkpoint)
+    if "clock" not in marks:
+        raise RunFolderError(f"{checkpoint} lacks its clock: start the run anew")
+    return unpack(manifest.checked(checkpoint, "clock", marks), _Clock)
 
 
 def _remove(checkpoint: Path) -> None:

@@ -153,6 +153,7 @@ def section(fitted: FittedRun) -> Section:
         **_over_rounds(fitted),
         "reproducible_keys": fitted.kept_.learned.settings.keys_from_seed,
         **_guarantee(fitted, price, rows),
+        **_together(fitted),
         "releases": [_release_entry(row) for row in rows],
         "free": free(disclosed, rows),
         **_declared_public(fitted),
@@ -285,6 +286,38 @@ def _guarantee(fitted: FittedRun, price: Price, rows: Sequence[Row]) -> Section:
         "placement": _placement(config, rows),
         "clip": config["clip"],
         "noise": config["noise"],
+    }
+
+
+def _together(fitted: FittedRun) -> Section:
+    """Return what a run costs with that which it started from; nothing of one that began anew.
+
+    Args:
+        fitted: the result of the run.
+    """
+    start = fitted.earlier
+    if start is None:
+        return {}
+    delta = fitted.kept_.learned.config["delta"]
+    price, both = start.together(fitted.ledger_, delta)
+    is_finite = not math.isinf(price.epsilon)
+    epsilon = f"ε = {price.epsilon:.4g} at δ = {delta:g}" if is_finite else "ε = ∞"
+    others = len({*fitted.ledger_.names.values()}) - both
+    sentence = (
+        f"clients started from models of an earlier run ({start.protocol}), and both runs together "
+        f"cost {epsilon}: {both} clients are in both, by their names, and {others} are taken for "
+        "other persons than those of the earlier run"
+    )
+    if start.mask != "none":
+        sentence += (
+            f"; its mask ({start.mask}) hid these models from the server, which has them now"
+        )
+    return {
+        "together": {
+            "epsilon": price.epsilon if is_finite else None,
+            "clients": both,
+            "sentence": sentence,
+        }
     }
 
 

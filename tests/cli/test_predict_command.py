@@ -21,6 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from securecluster import FedAvg, Federation
 from securecluster.cli.main import main
 from securecluster.core.randomness import Randomness
+from securecluster.data.splits import Split
 
 TABLES = Path(os.environ.get("SECURECLUSTER_DATA", "")) / "tables"
 TINY = "site,age,sex,ill\n" + "".join(
@@ -155,8 +156,8 @@ def test_real_tables_are_what_scikit_learn_has_of_the_same_rows(name: str, tmp_p
             assert main(asked) == 0
         else:  # another process
             subprocess.run([sys.executable, "-m", "securecluster", *asked], check=True)
-        size = len(rows) - len(rows) // 5
-        train = Randomness(0).generator("split", client).permutation(len(rows))[:size]
+        draw = Randomness(0).generator("split", client)
+        train, _ = Split().sides(client, rows[label].to_numpy(), draw)
         y = np.array([names.index(str(value)) for value in rows[label]])
         x = rows.drop(columns=[label, *dropped, *({column} & {*rows})]).astype(float)
         imputer = SimpleImputer(strategy="median", keep_empty_features=True)

@@ -98,13 +98,31 @@ class TrainingOptions(OptionGroup):
     what comes of it stays at the client, so it costs no ε
     """
 
+    start: Annotated[Any, IN_PYTHON] = None
+    """fitted protocol, or folder of a finished run, from whose models clients start: from one
+    model, or a method of k models from k; a pair (run, 0) is the model of a cluster. Both runs are
+    priced together
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an option, and of an earlier run its shared models."""
+        if name == "start" and value is not None:
+            from securecluster.results.start_models import StartModels
+
+            value = StartModels.of(value)
+        super().__setattr__(name, value)
+
     def __post_init__(self) -> None:
         # as the command line has them, which a configuration can keep
         if isinstance(self.class_weight, Mapping):
             self.class_weight = tuple(f"{name}={w}" for name, w in self.class_weight.items())
 
     def check(self, method: Method, clients: int) -> None:
-        """Raise UsageError for a term of tuning without tuning."""
+        """Raise UsageError for a term of tuning without tuning, or models to start from that the
+        method does not have.
+        """
+        if self.start is not None:
+            self.start.check(method)
         if self.ditto and not self.tuning(method):
             raise UsageError(
                 "ditto is a term of the rounds in which clients tune their own models: give "
@@ -136,6 +154,8 @@ class TrainingOptions(OptionGroup):
             unused.add("tune_rounds")
         if not by_labels:
             unused.add("batches")
+        if self.start is None:
+            unused.add("start")
         return {name: value for name, value in config.items() if name not in unused}
 
     def resolved(self, method: Method, facts: Facts, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +173,16 @@ class TrainingOptions(OptionGroup):
             task, classes = facts.objective, facts.classes
             lr = rate(self.network(method), task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
+
+    def unlike_longer(self, method: Method) -> str | None:
+        """Return that learning rates follow from the number of all rounds, or None.
+
+        Args:
+            method: whose options they are.
+        """
+        if self.lr_schedule not in ("cosine", "linear"):
+            return None
+        return f"lr_schedule {self.lr_schedule} ended with round {method.rounds}"
 
     def tuning(self, method: Method) -> int:
         """Return the number of rounds in which clients tune their models alone after the run.

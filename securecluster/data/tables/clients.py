@@ -24,6 +24,7 @@ from securecluster.data.feature_columns import listed, order
 from securecluster.data.plausibility import MANY
 from securecluster.data.pools import Labels, reading
 from securecluster.data.scaling import Categories
+from securecluster.data.splits import FIFTH, Split
 from securecluster.data.tables import cells
 from securecluster.data.tables.coded import coded
 from securecluster.data.tables.images import images
@@ -60,6 +61,7 @@ class Roles:
             categories; None where they are faults.
         task: objective of training; None where the labels choose it.
         weight: column with the weight of each row in training, or None.
+        test: which rows are held out.
     """
 
     client: str
@@ -71,6 +73,7 @@ class Roles:
     prepare: Mapping[str, Categories] | None = None
     task: Objective | None = None
     weight: str | None = None
+    test: Split = FIFTH
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -80,7 +83,7 @@ class Roles:
     @property
     def wanted(self) -> list[str]:
         """Return the columns that the user names."""
-        roles = (self.client, *self.labels, self.truth, self.weight)
+        roles = (self.client, *self.labels, self.truth, self.weight, self.test.column)
         named = [*roles, *(self.features or ()), *self.drop]
         return [name for name in named if name is not None]
 
@@ -100,6 +103,7 @@ class ClientColumns:
         objective: of training.
         task_counted: whether it was chosen by the rows.
         weights: of each client's rows by its name, or None.
+        split: which rows of each client are held out, with their values by the client's name.
     """
 
     clients: dict[str | float, tuple[NDArray[Any], Labels]]
@@ -112,6 +116,7 @@ class ClientColumns:
     objective: Objective = CLASSIFICATION
     task_counted: bool = False
     weights: dict[str | float, Array] | None = None
+    split: Split = FIFTH
 
 
 class _Faults(list[ColumnError]):
@@ -167,7 +172,8 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
         weights = faults.without(cells.numbers, table, roles.weight, roles.missing)
     excluded = {*roles_of, *dropped}
     features = _features(table, excluded, selected, roles, faults)
-    if clients is None or learned is None or features is None or faults:
+    sides = faults.without(_sides, table, roles)
+    if learned is None or clients is None or features is None or faults:
         raise table.refused(faults)
     names, client_of_row = clients
     y, found, trained = learned
@@ -179,6 +185,10 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     ends = np.cumsum(np.bincount(client_of_row))[:-1]
     pairs = zip(np.split(x[by_client], ends), np.split(y[by_client], ends), strict=True)
     samples = {_key(name): pair for name, pair in zip(names, pairs, strict=True)}
+    split = roles.test
+    if sides is not None:
+        of_clients = np.split(sides[by_client], ends)
+        split = split.with_values({_key(n): v for n, v in zip(names, of_clients, strict=True)})
     given = {name for name, kinds in (roles.prepare or {}).items() if kinds}
     counted = any(
         kinds and name not in given for name, kinds in zip(columns, categories, strict=False)
@@ -202,7 +212,29 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
         objective=trained,
         task_counted=chosen,
         weights=weights_of,
+        split=split,
     )
+
+
+def _sides(table: Table, roles: Roles) -> Array | None:
+    """Return what says of each row which side of the split it is on, (n,); None for nothing.
+
+    Raises:
+        ColumnError: values that are missing, or times that are no numbers or dates.
+    """
+    if not roles.test.given:
+        return None
+    name = roles.test.column
+    if name is None:
+        return roles.test.values_of("the table", table.rows)
+    if roles.test.time is None:
+        return np.asarray(cells.role(table, name, roles.missing).to_numpy(zero_copy_only=False))
+    try:
+        times, _ = coded(table, name, roles.missing, None, False)
+    except ColumnError as fault:
+        raise ColumnError(fault.subject, fault.text, "give numbers or dates") from None
+    cells.check_complete(table, name, times)
+    return times
 
 
 def _chosen(roles: Roles, trained: Objective) -> str:
@@ -337,10 +369,12 @@ def _checked(
         UsageError: roles that do not go together, columns that there are not, or no rows.
     """
     names_of_roles = [roles.client, *roles.labels]
-    names_of_roles += [name for name in (roles.truth, roles.weight) if name is not None]
+    more = (roles.truth, roles.weight, roles.test.column)
+    names_of_roles += [name for name in more if name is not None]
     if len(set(names_of_roles)) < len(names_of_roles):
         raise UsageError(
-            "client, label, truth and weight are different columns, not "
+            "client, label, truth, weight and what says which rows are held out are different "
+            "columns, not "
             f"{', '.join(names_of_roles)}"
         )
     selected = None
@@ -613,8 +647,8 @@ def _column_names(option: str, value: Sequence[str], roles: Sequence[str]) -> tu
     taken = [name for name in columns if name in roles]
     if taken:
         raise UsageError(
-            f"column {taken[0]!r} names the client, the label or the true cluster: leave it out of "
-            f"{option}"
+            f"column {taken[0]!r} names the client, the label, the true cluster or held-out rows: "
+            f"leave it out of {option}"
         )
     if not columns and option == "feature_columns":
         raise UsageError(
