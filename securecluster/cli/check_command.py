@@ -43,10 +43,7 @@ def check(argv: list[str]) -> int:
         argv: the protocol, then the options.
     """
     name, arguments = protocol_first(argv, "check")
-    if name is not None and ":" in name:
-        protocol = class_at(name)
-    else:
-        protocol = protocol_class(name)
+    protocol = class_at(name) if name is not None and ":" in name else protocol_class(name)
     # not above: it loads torch
     from securecluster.protocols import conformance
 
