@@ -1,7 +1,7 @@
 """The code blocks of the documents: `command WORD` prints the README's shell block that mentions
 WORD, `blocks` runs those of Python and of the shell in the README and in docs/*.md, and
-`blocks PAGE` those of one page. Pages that need Flower, and blocks that import JAX, are left out
-where it is not installed.
+`blocks PAGE` those of one page. Pages that need Flower, and blocks that import what is optional,
+are left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 OF_FLOWER = ("flower.md",)
-OF_JAX = "import jax\n"
+# by the text of a block that needs it: the package
+OPTIONAL = {
+    "import jax\n": "jax",
+    "utils.tensorboard import": "tensorboard",
+    "import mlflow\n": "mlflow",
+}
 INSTALLED = "pip install -e . && "  # done already where blocks are run
 
 
@@ -46,10 +51,12 @@ def blocks(document: Path) -> list[Block]:
     """
     found = re.findall(r"^```(\w+)\n(.*?)^```", document.read_text(), re.M | re.S)
     every_block = [Block(language, text) for language, text in found]
-    runnable = [block for block in every_block if block.language in ("python", "sh")]
-    if find_spec("jax") is None:
-        runnable = [block for block in runnable if OF_JAX not in block.text]
-    return runnable
+    missing = [text for text, package in OPTIONAL.items() if find_spec(package) is None]
+    return [
+        block
+        for block in every_block
+        if block.language in ("python", "sh") and not any(text in block.text for text in missing)
+    ]
 
 
 def session(document: Path) -> ModuleType:

@@ -30,6 +30,7 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.parties.experiment import ATTRIBUTE, Experiment
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.run import Stop
 from securecluster.runtime.settings import Settings
 
 P = TypeVar("P", bound=ClusteringProtocol)
@@ -53,6 +54,7 @@ def tapped(
     federation: Federation,
     settings: Settings | None = None,
     secret: bytes | None = None,
+    stopped: Stop | None = None,
 ) -> tuple[P, list[Tap]]:
     """Run a protocol, and record every reply before it is clipped, noised, masked or summed.
 
@@ -65,6 +67,7 @@ def tapped(
         federation: the clients and their data.
         settings: of the run.
         secret: of a run that is repeated, `kept_.secret`; None draws a new one.
+        stopped: after which round that run was stopped, `kept_.learned.stopped`.
 
     Returns:
         The fitted protocol, and its taps in the order of the calls. A call in chunks has several.
@@ -78,7 +81,8 @@ def tapped(
         return reply
 
     outcomes: list[VerbOutcome] = []
-    fitted = with_hook(protocol, record, federation, settings, outcomes.append, secret)
+    changes = Experiment(record, outcomes.append, secret, stopped)
+    fitted = _with_changes(protocol, changes, federation, settings)
     # no frame has R as a key authority decrypts it
     vars(fitted)["authority_outcomes_"] = tuple(outcomes)
     return fitted, taps
@@ -254,27 +258,25 @@ def probe(endpoint: Endpoint[Any], call: Call) -> Probed:
     return Probed(response.reply, None)
 
 
-def with_hook(
-    protocol: P,
-    hook: Hook,
-    federation: Federation,
-    settings: Settings | None,
-    authority: Callable[[VerbOutcome], None] | None = None,
-    secret: bytes | None = None,
-) -> P:
-    """Return a copy of a protocol, fitted with a hook at its clients and one at its key authority.
+def with_hook(protocol: P, hook: Hook, federation: Federation, settings: Settings | None) -> P:
+    """Return a copy of a protocol, fitted with a hook at its clients.
 
     Args:
         protocol: its hyper-parameters.
         hook: of the clients.
         federation: the clients and their data.
         settings: of the run.
-        authority: called with each R that is decrypted.
-        secret: of a run that is repeated; None draws a new one.
     """
+    return _with_changes(protocol, Experiment(hook), federation, settings)
+
+
+def _with_changes(
+    protocol: P, changes: Experiment, federation: Federation, settings: Settings | None
+) -> P:
+    """Return a copy of a protocol, fitted with what an experiment changes."""
     made = type(protocol)(**protocol.get_params())
     # attributes of this object alone, so that no other run has them
-    vars(made)[ATTRIBUTE] = Experiment(hook, authority, secret)
+    vars(made)[ATTRIBUTE] = changes
     fitted = made.fit(federation, settings)
     del vars(made)[ATTRIBUTE]
     return fitted

@@ -114,17 +114,10 @@ def _given_attack(path: str) -> Attack:
     Raises:
         UsageError: it cannot be imported, is no attack, or has the name of another.
     """
-    try:
-        loaded = EntryPoint(path, path, GROUP).load()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"there is no attack {path!r} ({error}): give the module and the class, as "
-            "my_attacks:MyAttack"
-        ) from None
-    name = getattr(loaded, "name", path)
+    point = installed_packages.of_path("attack", path, GROUP)
+    name = point.name
     if name in attack_names():
         raise UsageError(f"{path} has the name {name!r} of another attack: give it another one")
-    point = EntryPoint(name, path, GROUP)
     attack = _loaded(point)
     _GIVEN[name] = point
     return attack

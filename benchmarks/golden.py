@@ -211,6 +211,16 @@ REFUSED = (
     "hidden, noised examples",  # sums protect whole clients
 )
 
+# of digits' numbers, or the bits of these: the task of a variant, with the way that protects it
+TASKS: Sequence[tuple[str, str, str]] = (
+    ("fedavg", "plain", "regression"),
+    ("cfl", "masked", "regression:huber"),
+    ("srfca loss", "masked", "regression:absolute"),
+    ("ifca", "noised clients", "regression"),
+    ("fedavg", "noised examples", "regression"),
+    ("fedavg", "plain", "multilabel"),
+)
+LABELS = "labels"  # the task of the other cases
 NOISED = "noised"  # in the names of ways with noise
 
 
@@ -222,16 +232,19 @@ class Case:
         variant: a name of `VARIANTS`.
         way: what protects it.
         protection: hyper-parameters of the way.
+        task: what clients learn.
     """
 
     variant: str
     way: str
     protection: Parameters
+    task: str = LABELS
 
     @property
     def name(self) -> str:
         """Return the name in records and in the reference."""
-        return f"{self.variant}, {self.way}"
+        task = "" if self.task == LABELS else f", {self.task}"
+        return f"{self.variant}, {self.way}{task}"
 
     @property
     def params(self) -> dict[str, Any]:
@@ -278,6 +291,8 @@ def cases() -> Iterator[Case]:
     for case in combinations():
         if case.refusal is None or case.name in REFUSED:
             yield case
+    for variant, way, task in TASKS:
+        yield Case(variant, way, MASKS_AND_NOISE[way], task)
 
 
 def combinations() -> Iterator[Case]:
@@ -345,21 +360,42 @@ def measure(chosen: Sequence[Case]) -> dict[str, Record]:
     Args:
         chosen: the cases.
     """
-    clients = Federation.simulate(
-        "digits", scenario=LabelSwap(2), clients=CLIENTS, samples=40, seed=0
-    )
+    clients = {task: federation(task) for task in {case.task for case in chosen}}
     settings = Settings(transcript="full", dropout=0.1, keys_from_seed=True)
     _leave_names_out_of_draws()
     _train_pair_networks_briefly()
     records: dict[str, Record] = {}
     for case in chosen:
         try:
-            fitted = case.build().fit(clients, settings)
+            fitted = case.build().fit(clients[case.task], settings)
         except UsageError as error:
             records[case.name] = {"refused": str(error)}
         else:
             records[case.name] = record(fitted)
     return records
+
+
+def federation(task: str) -> Federation:
+    """Return the clients and what they learn of digits.
+
+    Args:
+        task: `LABELS`, or one of `TASKS`.
+    """
+    digits = Federation.simulate(
+        "digits", scenario=LabelSwap(2), clients=CLIENTS, samples=40, seed=0
+    )
+    if task == LABELS:
+        return digits
+
+    def targets(labels: Any) -> Any:
+        bits = labels[:, None] >> np.arange(4) & 1
+        return bits if task == "multilabel" else labels / 9
+
+    names = digits.names
+    shards = digits.shards
+    train = {name: (s.x, targets(s.y)) for name, s in zip(names, shards, strict=True)}
+    test = {name: (s.x_test, targets(s.y_test)) for name, s in zip(names, shards, strict=True)}
+    return Federation.from_arrays(train, test=test, objective=task, seed=0)
 
 
 def _leave_names_out_of_draws() -> None:

@@ -112,6 +112,7 @@ from securecluster.protocols.common.comparison.gradient_signatures import (
 from securecluster.protocols.common.declaration import protocol as protocol
 from securecluster.protocols.common.disclosures import Disclosures as Disclosures
 from securecluster.protocols.common.disclosures import OfPlainSums as OfPlainSums
+from securecluster.protocols.common.hooks import check_phase_over as check_phase_over
 from securecluster.protocols.common.messages import MOST_SAMPLES as MOST_SAMPLES
 from securecluster.protocols.common.messages import AverageDeltas as AverageDeltas
 from securecluster.protocols.common.messages import ModelChoice as ModelChoice

@@ -107,12 +107,14 @@ class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):
 class FLHCAdditions(fl.Additions):
     """What makes the clustering of FL+HC cheaper, and less drawn to clients' shares of labels."""
 
-    landmarks: int | None = None
+    landmarks: Annotated[int | None, fl.IN_PYTHON] = None
     """clients whose updates are compared pair by pair; each other one joins the cluster that it
     would be merged with first, so time and memory are linear in the clients;
     None compares all pairs
     """
-    clustering_batches: Annotated[str, fl.OneOf("auto", *training_options.BATCHES)] = "auto"
+    clustering_batches: Annotated[
+        str, fl.OneOf("auto", *training_options.BATCHES), fl.IN_PYTHON
+    ] = "auto"
     """batches of the clustering round, whose updates are compared: square-root and balanced make
     clients' shares of labels count less; auto is square-root where samples have
     labels, and that of the other rounds under DP-SGD or without labels
@@ -379,7 +381,7 @@ class FLHC(fl.Published, fl.ClusteringProtocol):
         if by_labels and self.privacy.per_example:
             raise fl.UsageError(
                 "batches that are sampled by labels depend on a client's label counts, which the "
-                "price of DP-SGD does not cover: leave --clustering-batches out where examples are "
+                "price of DP-SGD does not cover: leave clustering_batches out where examples are "
                 "protected"
             )
         self._check_pre_rounds()

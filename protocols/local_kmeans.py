@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.distances import to_others
 from securecluster.clustering.labels import check_clusters
@@ -82,6 +82,10 @@ class LocalKMeans(fl.ClusteringProtocol):
                 self._cluster(net, state)
         fl.flush(net, run, state)
         return state
+
+    def _unlike_longer(self, longer: Any) -> None:
+        """Refuse a run that clustered its clients before their rounds alone were over."""
+        fl.check_phase_over(self, "local_rounds")
 
     @property
     def _local(self) -> int:

@@ -5,12 +5,17 @@ A package outside this project declares its protocols as entry points, in its py
     [project.entry-points."securecluster.protocols"]
     mean-clusters = "my_package.mean_clusters:MeanClusters"
 
-They then run, compare and resume on the command line like any other.
+They then run, compare and resume on the command line like any other. A class of a module that no
+package declares is named by its path, `mean_clusters:MeanClusters`, and later, in this process and
+those that it starts, also by its own name. Other processes know it where SECURECLUSTER_PROTOCOLS
+holds its path: a run's folder names no module, since whoever hands on a folder would choose what
+its reader imports.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -21,11 +26,15 @@ from securecluster.core import installed_packages
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
 
 GROUP = "securecluster.protocols"
+OWN = "SECURECLUSTER_PROTOCOLS"  # paths of classes that no package declares, with commas
 # those of `securecluster.models.architectures`, whose import loads torch
 MODELS = (
     "mlp", "mlp-32", "mlp-200", "linear", "cnn-briggs", "cnn-ali", "cnn-cifar", "resnet9",
     "lstm-trajectory", "lstm-words", "lstm-chars", "lstm-chars-256",
 )  # fmt: skip
+
+
+ALL_TASKS = "classification, binary, multilabel, regression"
 
 
 class Fact(NamedTuple):
@@ -37,6 +46,8 @@ class Fact(NamedTuple):
         reads: what the server reads of clients, with the protocol's defaults.
         foreign: what it needs of a `ForeignModel`, with its defaults: "train*" follows call.lr and
             call.batches(), and a drawn start is a function.
+        tasks: what its clients may learn, with its defaults: the tasks of `ALL_TASKS`, or what a
+            part of it alone is for.
         class_name: its class, whose module the stub of `securecluster.protocols` names.
     """
 
@@ -45,6 +56,7 @@ class Fact(NamedTuple):
     reads: str
     foreign: str = ""
     class_name: str = ""
+    tasks: str = ALL_TASKS
 
 
 PROTOCOLS = {
@@ -68,6 +80,7 @@ PROTOCOLS = {
         "one layer of each model",
         "cannot train one",
         "NSIM",
+        "positions",
     ),
     "ifca": Fact(
         "yes",
@@ -77,7 +90,12 @@ PROTOCOLS = {
         "IFCA",
     ),
     "signature": Fact(
-        "may", "groups, by gradients", "a kilobyte of gradients", "train", "Signature"
+        "may",
+        "groups, by gradients",
+        "a kilobyte of gradients",
+        "train",
+        "Signature",
+        "classification",
     ),
     "clove": Fact(
         "yes",
@@ -94,7 +112,12 @@ PROTOCOLS = {
         "CFLGP",
     ),
     "pacfl": Fact(
-        "may", "groups, by subspaces of samples", "singular vectors, once", "train", "PACFL"
+        "may",
+        "groups, by subspaces of samples",
+        "singular vectors, once",
+        "train",
+        "PACFL",
+        "classification",
     ),
     "rdpcfl": Fact(
         "may",
@@ -109,8 +132,16 @@ PROTOCOLS = {
         "moments of latent vectors",
         "cannot train one",
         "FLUX",
+        "classification",
     ),
-    "hidden": Fact("yes", "groups that only clients know", "sums over clients", "train", "Hidden"),
+    "hidden": Fact(
+        "yes",
+        "groups that only clients know",
+        "sums over clients",
+        "train",
+        "Hidden",
+        "classification",
+    ),
     "local-kmeans": Fact(
         "yes", "groups, by models trained alone", "masked models, once", "train", "LocalKMeans"
     ),
@@ -124,29 +155,68 @@ PROTOCOLS = {
 
 def protocol_names() -> list[str]:
     """Return the names of all protocols, those of this project first."""
-    return [*PROTOCOLS, *sorted(_declared())]
+    return [*PROTOCOLS, *sorted({*_others(), *_KEPT})]
 
 
 def protocol_class(name: str | None) -> Any:
     """Return the class of a protocol.
 
     Args:
-        name: of this project's or of an installed package's protocol; None is the base of all,
-            which has the options that every protocol has.
+        name: of this project's or of an installed package's protocol, or "module:Class" of any
+            other; None is the base of all, which has the options that every protocol has.
 
     Raises:
         UsageError: an unknown name, or a declaration that does not lead to a protocol.
     """
     if name is None:
         return importlib.import_module("securecluster.protocols.common.base").ClusteringProtocol
+    if ":" in name:
+        name = named(name)
     # Only the protocol that runs is imported, so that the command line answers at once.
     if name in PROTOCOLS:
         _warn_of_other_declaration(name)
         return getattr(protocols, PROTOCOLS[name].class_name)
-    declared = _declared()
-    if name not in declared:
-        raise unknown("protocol", name, protocol_names())
-    return _loaded(declared[name])
+    if name in _KEPT:
+        return _KEPT[name]
+    others = _others()
+    if name not in others:
+        error = unknown("protocol", name, protocol_names())
+        raise UsageError(f"{error}; one of your own is named by its path, as my_module:MyClass")
+    return _loaded(others[name])
+
+
+def class_at(path: str) -> Any:
+    """Return the class of a protocol that is given by its path, whatever its name is.
+
+    Args:
+        path: "module:Class", where the module may lie in the current folder.
+
+    Raises:
+        UsageError: it cannot be imported, or is no protocol.
+    """
+    return _loaded(installed_packages.of_path("protocol", path, GROUP))
+
+
+def named(path: str) -> str:
+    """Return the name of a class that is given by its path, which is known by it from then on.
+
+    Args:
+        path: "module:Class", where the module may lie in the current folder.
+
+    Raises:
+        UsageError: it cannot be imported, is no protocol, or has the name of another one.
+    """
+    point = installed_packages.of_path("protocol", path, GROUP)
+    known = _others().get(point.name)
+    if point.name in PROTOCOLS or (known is not None and known.value != path):
+        raise UsageError(
+            f"{path} has the name {point.name!r} of another protocol: give it another one"
+        )
+    _loaded(point)
+    paths = _own_paths()
+    if known is None:
+        os.environ[OWN] = ",".join([*paths, path])
+    return point.name
 
 
 def facts() -> list[tuple[str, Fact]]:
@@ -155,7 +225,7 @@ def facts() -> list[tuple[str, Fact]]:
     Of other packages' protocols the package alone is known.
     """
     rows = list(PROTOCOLS.items())
-    for name, point in sorted(_declared().items()):
+    for name, point in sorted(_others().items()):
         rows.append((name, Fact("", f"see {point.value}", "")))
     return rows
 
@@ -180,6 +250,51 @@ def _declared() -> dict[str, EntryPoint]:
     Names of this project's own protocols stay theirs.
     """
     points = entry_points(group=GROUP)
+    return {point.name: point for point in points if point.name not in PROTOCOLS}
+
+
+def keep(protocol_type: Any) -> None:
+    """Have a class known by its name, also in processes that start later where it lies in a module.
+
+    Args:
+        protocol_type: class of a protocol, which may be of a script or a notebook.
+
+    Raises:
+        UsageError: it has the name of another protocol.
+    """
+    name = protocol_type.name
+    if name in protocol_names() and protocol_class(name) is protocol_type:
+        return
+    module, place = protocol_type.__module__, protocol_type.__qualname__
+    if module != "__main__" and "." not in place:
+        named(f"{module}:{place}")
+        return
+    if name in PROTOCOLS or name in _others():
+        raise UsageError(f"{place} has the name {name!r} of another protocol: give it another one")
+    _KEPT[name] = protocol_type
+
+
+_KEPT: dict[str, Any] = {}  # classes of scripts and notebooks, which other processes do not have
+
+
+def _own_paths() -> list[str]:
+    """Return the paths of the user's own protocols."""
+    return [path for path in os.environ.get(OWN, "").split(",") if path]
+
+
+def _others() -> dict[str, EntryPoint]:
+    """Return protocols that are not this project's by name: declared ones, and the user's own."""
+    return {**_own(*_own_paths()), **_declared()}
+
+
+@cache
+def _own(*paths: str) -> dict[str, EntryPoint]:
+    """Return protocols of the user's own modules by name.
+
+    Args:
+        paths: "module:Class" of each.
+    """
+    points = [installed_packages.of_path("protocol", path, GROUP) for path in paths]
     return {point.name: point for point in points if point.name not in PROTOCOLS}
 
 

@@ -15,6 +15,7 @@ from securecluster.data import LabelSwap as LabelSwap
 from securecluster.data import Natural as Natural
 from securecluster.data import Pathological as Pathological
 from securecluster.data import Rotation as Rotation
+from securecluster.data import Split as Split
 from securecluster.data import Tasks as Tasks
 from securecluster.errors import SecureClusterError as SecureClusterError
 from securecluster.errors import SecureClusterWarning as SecureClusterWarning

@@ -45,6 +45,7 @@ from securecluster.protocols import (
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runs.callbacks import Watcher
 from securecluster.runs.carry_out import carry_out
 from securecluster.runtime.run import Line
 
@@ -118,7 +119,7 @@ class Case:
                 return made.fit(digits(), settings, report=report)
             # Checkpoints alone: reports and pictures take packages that a machine with a GPU may
             # lack.
-            made.result_ = carry_out(made, digits(), settings, folder, report)
+            made.result_ = carry_out(made, digits(), settings, folder, Watcher(report))
             return made
 
 

@@ -43,7 +43,7 @@ from securecluster.protocols.common.comparison.evidence import SignatureEvidence
 from securecluster.protocols.common.options.compression_options import CompressionOptions
 from securecluster.results.fitted import FittedRun
 from securecluster.results.predictions import read_samples
-from securecluster.results.preparation import preparation
+from securecluster.results.preparation import own_numbers, preparation
 
 # p-value at which a cluster with missing replies waits for a complete round (not in the paper)
 HINT = 0.1
@@ -81,7 +81,7 @@ class SumsOfSplits(fl.SumOptions):
             return None
         return (
             "CFL compares clients' single updates, which secure sums do not show: let it compare "
-            "sketches (--sketch 256) or compressed updates (--compress 8bit), take signature "
+            "sketches (--sketch 256) or compressed updates (compress='8bit'), take signature "
             "gradient, or take aggregation plain"
         )
 
@@ -134,7 +134,7 @@ class FittedCFL(FittedRun):
         dtype = getattr(torch, config["dtype"])
         flat = self.network_.to(torch.device("cpu"), dtype)
         samples = read_samples(x, self.kept_)
-        numbers = preparation(config, None)
+        numbers = preparation(config, own_numbers(self.kept_, None))
         if numbers is not None:
             from securecluster.results.exported_models import Prepared
 
@@ -168,8 +168,8 @@ class CFLTraining(fl.TrainingOptions):
     """Options of local training, beside samples that the fallback compares models on."""
 
     def validation_share(self, method: Any) -> float:
-        """Return the share of the samples on which the fallback compares models."""
-        return float(method.fallback)
+        """Return the share of the samples on which the fallback or the client compares models."""
+        return float(method.fallback) or super().validation_share(method)
 
 
 @dataclass(kw_only=True)
@@ -193,7 +193,7 @@ class CFLAdditions(fl.Additions):
     """
     min_size: Annotated[int, fl.AtLeast(2)] = 3
     """clusters with fewer members are not split"""
-    landmarks: int | None = None
+    landmarks: Annotated[int | None, fl.IN_PYTHON] = None
     """clients of a cluster whose updates α compares pair by pair, drawn anew each round; the others
     join the half with the most similar one, so time and memory are linear in the clients; None
     compares all pairs
@@ -227,7 +227,7 @@ class CFL(fl.Published, fl.ClusteringProtocol):
     """what α compares: update, or gradient (the full one, which members of a stationary cluster
     compute in addition)
     """
-    average: Annotated[str, fl.OneOf("uniform", "weighted")] = "uniform"
+    average: Annotated[str, fl.OneOf("uniform", "weighted"), fl.IN_PYTHON] = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
     tree: Annotated[bool, fl.IN_PYTHON] = True
     """store models and updates of splits at the server (at each level as much as a round's

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from securecluster.data.facts import Facts
     from securecluster.data.federation import Federation
     from securecluster.messaging.transcript import Transcript
+    from securecluster.runs.callbacks import Callback
     from securecluster.runtime.run import Line
     from securecluster.runtime.settings import Settings
     from securecluster.training.local_trainer import LocalTrainer
@@ -147,6 +148,11 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 f"clients of {self.name} start anew from other models, whose momentum is not "
                 "theirs: leave keep_momentum out"
             )
+        if self.training.local_layers and not self.client.one_model:
+            raise UsageError(
+                f"clients of {self.name} start anew from other models, whose local layers are not "
+                "theirs: leave local_layers out"
+            )
         build(self.mask)
         self._check_choices()
         if clients < 2:
@@ -196,7 +202,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         given = {name: copy.deepcopy(getattr(self, name)) for name in derived.given_options(self)}
         return type(self)(**given)
 
-    def fit(
+    def fit(  # noqa: PLR0913 (scikit-learn's arguments beside those of a run)
         self,
         federation: Federation,
         settings: Settings | Any | None = None,
@@ -205,6 +211,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         folder: Path | str | None = None,
         force: bool = False,
         report: Callable[[Line], None] = lambda line: None,
+        callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
     ) -> Self:
         """Run the protocol on a federation, in this process.
@@ -217,10 +224,13 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 `fit(X, y, groups=groups)` is `fit(Federation.from_groups(X, y, groups, seed=0))`.
             folder: a run folder to write to; None stores everything in memory. The folder may be
                 new or empty. A stopped run of the same configuration, settings and data resumes,
-                and a finished one is loaded. The command line writes the same folders, with
-                configuration, result and pictures.
+                and a finished one is loaded; with more `rounds` than it has, either goes on. The
+                command line writes the same folders, with configuration, result and pictures.
             force: replace the run in the folder, as `--force` does on the command line.
             report: called with the history line of each round.
+            callbacks: objects whose `on_round(line, stop)` gets the history line of each round,
+                those of a resumed run the earlier ones first, and may call `stop(reason)`: the run
+                ends after this round, and says so. They are no part of the configuration.
             progress: show a bar with the time left. None shows it in notebooks and at the prompt
                 of a terminal only; scripts and pipes print nothing.
 
@@ -230,6 +240,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """
         from securecluster.data.federation import Federation
         from securecluster.parties.run_check import checked_run
+        from securecluster.runs.callbacks import Watcher
         from securecluster.runs.carry_out import carry_out, fit_in
         from securecluster.runtime.settings import Settings
 
@@ -255,11 +266,12 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 advance(line["round"])
                 report(line)
 
+            watcher = Watcher(told, callbacks)
             # A run in memory leaves no file, not even of keys.
             if folder is None:
-                self.result_ = carry_out(method, federation, settings, None, told)
+                self.result_ = carry_out(method, federation, settings, None, watcher)
             else:
-                self.result_ = fit_in(Path(folder), method, federation, settings, told, force)
+                self.result_ = fit_in(Path(folder), method, federation, settings, watcher, force)
         if self.result_.warning_ is not None:
             warnings.warn(self.result_.warning_, SecureClusterWarning, stacklevel=2)
         return self
@@ -307,11 +319,12 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """
         from securecluster.parties.server_half import replayed
 
-        secrets = None
+        more: dict[str, Any] = {}
         if "result_" in vars(self):
-            secrets = self.result_.kept_.secrets()
+            kept = self.result_.kept_
+            more = {"secrets": kept.secrets(), "stopped": kept.learned.stopped}
         method = derived.as_agreed(self, config)
-        return pack(replayed(method, transcript, config, threads, device, secrets=secrets)[0])
+        return pack(replayed(method, transcript, config, threads, device, **more)[0])
 
     # Type checkers see the members of a result by `_Result`.
     if not TYPE_CHECKING:
@@ -368,6 +381,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "dtype": dtype,
                 "dimension": dimension,
                 **derived.params_as_json(self),
+                **vars(self).get(derived.BEGUN, {}),
                 **derived.resolved_defaults(self, facts),
                 **known(facts),
                 **self.shared_facts(facts),

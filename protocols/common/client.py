@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import StaleError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows
@@ -21,11 +23,11 @@ from securecluster.messaging.octets import as_rows, as_table
 from securecluster.parties.client_state import ClientState
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common import client_tensors
-from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.messages import AverageDeltas, ColumnScale, ColumnSums, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained, digest
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import Secrets
@@ -51,6 +53,7 @@ class TrainingClient:
     """True where a client trains one model in the whole run, so that momentum can persist."""
     by_client: ClassVar[tuple[str, ...]] = ()
     """Members that are, or return, a list with an entry for each client, which observers read"""
+    scale_noise: float = 1.0  # noise multiplier of `sum_columns` over that of training
     clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
     # what the guard of their endpoint remembers of them (`release_guard`)
     guard_informed = client_tensors.ClientTensor(dtype="bool")
@@ -142,25 +145,37 @@ class TrainingClient:
         return Update(Rows(delta), sizes)
 
     def tuned(self, models: Rows, rounds: int) -> Rows:
-        """Return models after each client has trained its own alone, (m, d).
+        """Return models after each client has trained its own alone, (m, d), with local layers.
 
-        Nothing of it leaves the clients, so it is trained without noise. No state changes: the same
-        models give the same result whenever and however often they are tuned. A client whose
-        update is not finite keeps the model that it had.
+        Each begins with the best that it has had, where the training keeps that. Nothing of it
+        leaves the clients, so it is trained without noise. No state changes: the same models give
+        the same result whenever and however often they are tuned. A client whose update is not
+        finite keeps the model that it had.
 
         Args:
             models: (m, d) of all clients of the cohort, at the end of a run.
             rounds: of tuning, each as long as a round of the run.
         """
+        clients = range(len(self.cohort.ids))
+        models = self.cohort.best(self.cohort.whole(models, clients))
         if not rounds:
             return models
-        clients = range(len(self.cohort.ids))
         own_row = tuple(clients)
-        plan = replace(self.training, clip=0.0, noise=0.0, keep_momentum=False, label_power=1.0)
+        plan = replace(
+            self.training,
+            clip=0.0,
+            noise=0.0,
+            keep_momentum=False,
+            label_power=1.0,
+            keep_local=False,
+            keep_best=False,
+        )
         table = models.values
+        near = MeanRegularizer(Rows(table, own_row), plan.ditto) if plan.ditto else None
         for number in range(rounds):
             start = Rows(table, own_row)
-            update = self.cohort.train(start, clients, plan, TUNING_STEP + number)
+            step = TUNING_STEP + number
+            update = self.cohort.train(start, clients, plan, step, regularizer=near)
             finite = update.isfinite().all(1, keepdim=True)
             table = torch.where(finite, table + update, table)
         return Rows(table, own_row)
@@ -175,6 +190,31 @@ class TrainingClient:
             query: the averages Δ_c(i) that each client lacks.
         """
         self.take(context.positions, query)
+        return Ack()
+
+    @answers(SUM, through=("column_sums",))
+    def sum_columns(self, context: CallContext, query: Empty) -> ColumnSums:
+        """Return counts, sums and sums of squares of each client's features on public bounds.
+
+        Where whole clients are protected, these are means over the client's samples; under noise a
+        client, or a sample, contributes a row of norm 1 at most.
+        """
+        clips = self._pipeline.of("column_sums").clips
+        noise = context.noise
+        norm = 1 - 2 * margin(self.cohort.dtype)  # slightly shorter, so that no clip changes it
+        convert = methodcaller("to", self.cohort.start)
+        if noise is not None and noise.noise > 0 and noise.unit == "example":
+            multiplier = noise.noise * self.scale_noise
+            released = self.cohort.released_column_sums(context, norm, multiplier)
+            return ColumnSums(Rows(context.postprocess(convert, released)))
+        sums = self.cohort.column_sums(context.positions, clips, norm if clips else None)
+        return ColumnSums(Rows(convert(torch.from_numpy(sums))))
+
+    @answers(GATHER, private=False)
+    def receive_scale(self, context: CallContext, query: ColumnScale) -> Ack:
+        """Bring samples to the mean and the deviation over all clients."""
+        scale = torch.stack([query.means.value, query.deviations.value])
+        self.cohort.rescale(context.positions, scale)
         return Ack()
 
     def catch_up(self, context: CallContext, query: AverageDeltas) -> None:

@@ -56,6 +56,8 @@ class ProtocolHooks(Grouped, metaclass=ProtocolType):
     """Masks that lead to other clusters than none, since the method reads more than distances."""
     gps: ClassVar[type] = object
     """Class of the global parameter server, for hierarchical methods."""
+    _length: ClassVar[str] = "rounds"
+    """Option of which a larger value makes a run longer, and nothing else of it another."""
     rounds: int
     model: Any
     mask: str
@@ -185,6 +187,20 @@ class ProtocolHooks(Grouped, metaclass=ProtocolType):
         """Return the number of rounds, each of which has a line in the history."""
         return self.rounds
 
+    def _unlike_longer(self, longer: Any) -> str | None:
+        """Return what a run of this length did otherwise than a longer one in as many rounds.
+
+        Args:
+            longer: the same with more rounds.
+
+        Returns:
+            A sentence; None for nothing, so that a run that goes on is one in one go.
+
+        Raises:
+            UsageError: so much that it cannot go on.
+        """
+        return self.training.unlike_longer(self)
+
     @property
     def vectors_per_round(self) -> int:
         """Return about how many rows of d numbers a client and the server exchange in a round."""
@@ -194,6 +210,23 @@ class ProtocolHooks(Grouped, metaclass=ProtocolType):
     def observer(self) -> Observer:
         """Return what the experimenter computes outside the protocol."""
         return Observer(self)
+
+
+def check_phase_over(method: Any, option: str) -> None:
+    """Check that a run made all rounds of a phase, so that a longer one goes on after it.
+
+    Args:
+        method: of the run, with the rounds that it had.
+        option: its rounds of the phase.
+
+    Raises:
+        UsageError: it ended before the phase did.
+    """
+    if method.rounds < getattr(method, option):
+        raise UsageError(
+            f"rounds = {method.rounds} cut {option} = {getattr(method, option)} short, and a "
+            "longer run does not begin like this one: start it anew"
+        )
 
 
 def is_hook(name: str) -> bool:

@@ -13,7 +13,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import Between
 from securecluster.messaging.bounds import MOST_SAMPLES as MOST_SAMPLES
 from securecluster.messaging.bounds import Real, Upto, Whole
-from securecluster.messaging.messages import Picks, Rows
+from securecluster.messaging.messages import Picks, Rows, Shared
 
 NO_END = 1 << 62  # larger than the number of any post
 AVERAGES = Upto("posts", "averages")  # averages in one frame
@@ -42,6 +42,27 @@ class Update:
     delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
     # (b,) |D_i|, only where the average is weighted
     size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnSums:
+    """Client to server, in a sum: counts, sums and sums of squares of its features."""
+
+    column_sums: Annotated[Rows, Real(("column_sums",))]  # (b, 3f)
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnScale:
+    """Server to client: the mean and the deviation of each feature on its public bounds."""
+
+    # (f,)
+    means: Annotated[
+        Shared, Real(("columns",), low=-1, maximum=1, average=True, made_of=("column_sums",))
+    ]
+    # (f,)
+    deviations: Annotated[
+        Shared, Real(("columns",), low=0, maximum=1, average=True, made_of=("column_sums",))
+    ]
 
 
 def empty_tensor() -> torch.Tensor:

@@ -14,6 +14,7 @@ from securecluster.parties.client_state import ClientState
 from securecluster.parties.deployment import Deployment, build_network
 from securecluster.parties.derived import call_types
 from securecluster.parties.endpoints import build_client
+from securecluster.parties.shared_scale import find_scale
 from securecluster.protocols import authoring as fl
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
@@ -41,6 +42,7 @@ def run_server(made: Any, net: fl.ServerChannel) -> Any:
         made: the protocol.
         net: the server's channel.
     """
+    find_scale(made, net)
     return made.run_server(net, fl.Run(begin=lambda number: setattr(net, "round", number)))
 
 

@@ -154,11 +154,9 @@ class PACFL(fl.EigenvectorProtocol, fl.ClusterOnce):
             UsageError: the data are text, or have no labels while each label has a subspace.
         """
         agreed = super().shared_facts(facts)
-        labelled = isinstance(facts.objective, fl.Classification)
-        if self.subspaces == "classes" and not labelled:
-            raise fl.UsageError(
-                "subspaces classes needs samples with labels, and these have none: take subspaces "
-                "samples"
+        if self.subspaces == "classes":
+            facts.check_classes(
+                "subspaces classes is of samples by class", "take subspaces samples"
             )
         return agreed
 

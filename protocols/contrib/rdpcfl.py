@@ -335,6 +335,10 @@ class RDPCFL(fl.AssignEachRound):
             return LARGEST_K
         return self.k
 
+    def _unlike_longer(self, longer: Any) -> str:
+        """Return that clusters were chosen in rounds that follow from the number of all."""
+        return f"separate clusters were chosen in rounds that follow from rounds = {self.rounds}"
+
     @property
     def selection_rounds(self) -> int:
         """Return the number of rounds in which clients choose a model."""

@@ -31,15 +31,14 @@ import numpy as np
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
-from securecluster.models.objectives import Classification
-from securecluster.privacy.dp.gaussian_mechanism import Clip
+from securecluster.privacy.dp.gaussian_mechanism import Clip, RowNoise
 from securecluster.privacy.pipeline import Kind, Stage
 from securecluster.protections.registry import ADVISED
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.averages import counted_blocks
 from securecluster.protocols.common.averages.blocks import BlockStage
 from securecluster.protocols.common.disclosures import OfHiddenSums
-from securecluster.protocols.common.options.privacy_options import LOCAL, RowNoise
+from securecluster.protocols.common.options.privacy_options import LOCAL
 from securecluster.protocols.common.options.sum_options import DEVIATIONS, ROUNDING, CountedSums
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import BlockAverages, ClusterBlocks, HiddenClient
@@ -532,11 +531,10 @@ class Hidden(fl.ClusteringProtocol):
         Raises:
             UsageError: clients cannot have such a point.
         """
-        if facts.objective.kind != Classification.kind:
-            raise fl.UsageError(
-                "hidden clusters clients by the means of their classes, and these data have none: "
-                "take ifca, with aggregation secagg"
-            )
+        facts.check_classes(
+            "hidden clusters clients by the means of their classes",
+            "take ifca, with aggregation secagg",
+        )
         if self.signature_size is not None:
             point = ClassMeans(facts.shape, facts.classes, self.size, facts.seed)
             if self.size > point.length:
@@ -566,6 +564,12 @@ class Hidden(fl.ClusteringProtocol):
                 "the sums of hidden protect whole clients, and not their single samples: take "
                 "dp_unit client"
             )
+
+    def _unlike_longer(self, longer: Any) -> str | None:
+        """Return that the noise of clustering is a share of that of all rounds."""
+        if not (self.privacy.per_client and self.privacy.noisy):
+            return None
+        return f"the noise of its clustering follows from rounds = {self.rounds}"
 
     def privacy_factor(self, name: str) -> float:
         """Return the noise multiplier of one of the sums of clustering over that of updates.

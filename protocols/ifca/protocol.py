@@ -281,6 +281,20 @@ class IFCA(fl.ModelSetProtocol):
         """Return k."""
         return int(self.k)
 
+    def _unlike_longer(self, longer: Any) -> None:
+        """Refuse a run whose short starts would have been longer, or more.
+
+        Args:
+            longer: the same with more rounds.
+        """
+        if self._short_starts != longer._short_starts:
+            raise fl.UsageError(
+                f"a run of rounds = {longer.rounds} has {longer._short_starts} short starts, and "
+                f"this one had {self._short_starts}: give starts, or start it anew"
+            )
+        if self._short_starts:
+            fl.check_phase_over(self, "start_rounds")
+
     @property
     def _short_starts(self) -> int:
         """Return the number of short starts; a single start is not short."""

@@ -131,7 +131,7 @@ class NSIM(fl.Published, fl.ClusteringProtocol):
     """
     positions: tuple[int, int] = (150, 600)
     """declared format: positions of a user, fewest and most"""
-    step: float = 0.033
+    step: Annotated[float, fl.IN_PYTHON] = 0.033
     """declared format: the longest step between two positions, in units of the area"""
     radius: float = 0.2
     """LCSS: two positions match up to this distance, in units of the area"""
@@ -139,7 +139,7 @@ class NSIM(fl.Published, fl.ClusteringProtocol):
     """layer that clients send: hidden, the last hidden layer; or last, the last one; of the dense
     ones, in the order they are declared
     """
-    init: str = "common"
+    init: Annotated[str, fl.IN_PYTHON] = "common"
     """weights that training starts from: common, the same for all synthetic and real users; or
     independent, each one's own
     """
@@ -151,7 +151,7 @@ class NSIM(fl.Published, fl.ClusteringProtocol):
     """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the
     predicted similarities
     """
-    min_samples: int | None = None
+    min_samples: Annotated[int | None, fl.IN_PYTHON] = None
     """DBSCAN: neighbours, itself among them, that make a user a core of a cluster; None is a
     fortieth of the users, 2 or more
     """
@@ -193,6 +193,10 @@ class NSIM(fl.Published, fl.ClusteringProtocol):
                 run.note(clustered=fl.members(state.labels), eps=state.eps, **model.scores)
         fl.flush(net, run, state)
         return state
+
+    def _unlike_longer(self, longer: Any) -> None:
+        """Refuse a run that clustered its clients before their rounds alone were over."""
+        fl.check_phase_over(self, "local_rounds")
 
     @property
     def _local(self) -> int:

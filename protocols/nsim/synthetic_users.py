@@ -270,9 +270,9 @@ def check_walks(walks: Any, objective: Objective) -> None:
     """
     if isinstance(walks, str) and not isinstance(objective, Trajectory):
         raise fl.UsageError(
-            "nsim makes synthetic users by random walks, for data that are positions, not for "
-            f"{objective.kind}: take such data (--data mobility), or give it a generator of your "
-            "own (walks=…), which makes samples of these data"
+            "nsim makes synthetic users by random walks, for data that are positions, not for the "
+            f"task {objective.kind}: take such data (--data mobility), or give it a generator of "
+            "your own (walks=…), which makes samples of these data"
         )
 
 

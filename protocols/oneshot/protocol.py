@@ -88,7 +88,7 @@ class OneShotAdditions(fl.Additions):
     """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
     without T into as many clusters as the paper's has
     """
-    landmarks: int | None = None
+    landmarks: Annotated[int | None, fl.IN_PYTHON] = None
     """clients whose data are compared pair by pair; the others compare theirs with these and choose
     a cluster, so bytes are linear in the clients; None compares all pairs
     """
@@ -122,11 +122,11 @@ class OneShot(fl.Published, fl.EigenvectorProtocol):
     """data set whose samples are public, for pca"""
     components: Annotated[int | None, fl.IN_PYTHON] = None
     """numbers a sample has after pca (64), dct (16) or conv (512)"""
-    common: str = "auto"
+    common: Annotated[str, fl.IN_PYTHON] = "auto"
     """first layers that all clusters share: their names, joined by commas; none; or auto, all up to
     the last convolution, else the first
     """
-    gps_every: Annotated[int, fl.AtLeast(1)] = 1
+    gps_every: Annotated[int, fl.AtLeast(1), fl.IN_PYTHON] = 1
     """rounds of the LPSs between two averages of the common layers at the GPS"""
 
     gram_noise: float = 0.0
@@ -172,6 +172,12 @@ class OneShot(fl.Published, fl.EigenvectorProtocol):
                     run.note(height=result.linkage.threshold, merges=result.linkage.merges.tolist())
         fl.flush(net, run, state)
         return state
+
+    def _unlike_longer(self, longer: Any) -> str | None:
+        """Return that the last round averages the common layers of all clusters."""
+        if self.rounds % self.gps_every == 0:
+            return None
+        return f"round {self.rounds} was the last, and averaged the common layers of all clusters"
 
     def _cluster(self, net: fl.ServerChannel) -> server.ClusteringResult:
         """Run Algorithm 2.

@@ -114,8 +114,10 @@ def _torchvision() -> Any:
     try:
         return importlib.import_module("torchvision.models")
     except ImportError:
+        installed = torch.__version__.partition("+")[0]
         raise fl.UsageError(
-            "the features resnet18 need torchvision: pip install 'securecluster[vision]'"
+            "the features resnet18 need torchvision: pip install 'securecluster[vision]' "
+            f"torch=={installed}, since another torch may replace yours without the last word"
         ) from None
     except Exception as error:
         # a build for another torch fails with a RuntimeError of torch

@@ -115,7 +115,7 @@ class SRFCAObserver(fl.Observer):
 class SRFCAAdditions(fl.Additions):
     """What makes ONE_SHOT of SR-FCA linear in the clients, or its models unreadable."""
 
-    landmarks: int | None = None
+    landmarks: Annotated[int | None, fl.IN_PYTHON] = None
     """clients whose models are compared pair by pair after training alone; the others join the
     nearest of their clusters in RECLUSTER, so work and bytes are linear in the
     clients; None compares all pairs
@@ -160,7 +160,7 @@ class SRFCA(fl.Published, fl.ClusteringProtocol):
     trims; the default 0 does not (not in the paper): a plain mean needs no more than a secure sum,
     while for trimming the server reads every update
     """
-    average: Annotated[str, fl.OneOf("auto", "uniform", "weighted")] = "auto"
+    average: Annotated[str, fl.OneOf("auto", "uniform", "weighted"), fl.IN_PYTHON] = "auto"
     """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (not in the paper),
     or auto: weighted unless updates are trimmed or clipped, which are averaged uniformly
     """
@@ -175,7 +175,7 @@ class SRFCA(fl.Published, fl.ClusteringProtocol):
     radius: Annotated[float, fl.Number(0), fl.IN_PYTHON] = 0.0
     """of the ball around the initial weights that models are projected onto; 0 means no projection
     """
-    retrain: Annotated[int, fl.AtLeast(0)] = 0
+    retrain: Annotated[int, fl.AtLeast(0), fl.IN_PYTHON] = 0
     """rounds of averaging after the last merge"""
 
     additions: SRFCAAdditions = fl.group(SRFCAAdditions)
@@ -188,6 +188,7 @@ class SRFCA(fl.Published, fl.ClusteringProtocol):
         "optimizer": "adam", "lr": 2e-4,
     }  # fmt: skip
     _inputs_of_paper: ClassVar[tuple[str, ...]] = ("threshold",)
+    _length: ClassVar[str] = "retrain"
     client: ClassVar[type[fl.TrainingClient]] = SRFCAClient
 
     def run_server(self, net: fl.ServerChannel, run: fl.Run) -> server.SRFCAState:

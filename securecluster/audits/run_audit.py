@@ -695,8 +695,11 @@ def _repeated(
     if target.run.result["seconds"] > clock.left:
         raise OutOfTime
     settings = _repeating(Settings(**target.run.config["settings"]))
+    stopped = None
+    if "stopped" in target.run.result:
+        stopped = read_kept(target.run.folder).learned.stopped
     with clock.limit():
-        return experiments.tapped(protocol, target.federation, settings, secret)
+        return experiments.tapped(protocol, target.federation, settings, secret, stopped)
 
 
 def _obstacle(run: FinishedRun, clock: Clock) -> str | None:

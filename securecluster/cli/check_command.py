@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from securecluster.commands.options import as_typed, protocol_first, section_of
 from securecluster.core import atomic_files, outputs
 from securecluster.core.number_format import printable
 from securecluster.core.stops import output
-from securecluster.errors import SecureClusterError, UsageError, text_of
-from securecluster.protocols.registry import protocol_class
+from securecluster.errors import UsageError
+from securecluster.protocols.registry import class_at, protocol_class
 
 ABOUT = "Run every check that a protocol must pass, also one of your own (module:Class)."
 IS_REPORT = outputs.json_with(("passed", "protocol", "results"))
@@ -45,7 +43,7 @@ def check(argv: list[str]) -> int:
         argv: the protocol, then the options.
     """
     name, arguments = protocol_first(argv, "check")
-    protocol = class_of(name)
+    protocol = class_at(name) if name is not None and ":" in name else protocol_class(name)
     # not above: it loads torch
     from securecluster.protocols import conformance
 
@@ -66,38 +64,6 @@ def check(argv: list[str]) -> int:
     if options.checks.json is not None:
         outputs.write_json(options.checks.json, report.as_json(), IS_REPORT)
     return 0 if report.passed else FAILED
-
-
-def class_of(name: str | None) -> Any:
-    """Return the class of a protocol.
-
-    Args:
-        name: of this project's or an installed package's protocol, or module:Class, where the
-            module may lie in the current folder; None is the base of all, for help.
-
-    Raises:
-        UsageError: an unknown name, or one that does not lead to a protocol.
-    """
-    module_name, colon, class_name = (name or "").partition(":")
-    if not colon:
-        return protocol_class(name)
-    from securecluster.protocols import ClusteringProtocol
-
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        protocol = getattr(importlib.import_module(module_name), class_name)
-    except SecureClusterError:  # a mistake in the class, which the error names
-        raise
-    except Exception as error:  # anything that a module of somebody else's raises
-        reason = f"{type(error).__name__}: {text_of(error)}"
-        raise UsageError(
-            f"{name} cannot be imported ({reason}): correct the module, or its name"
-        ) from None
-    if not (isinstance(protocol, type) and issubclass(protocol, ClusteringProtocol)):
-        raise UsageError(f"{name} is no ClusteringProtocol: name its class")
-    return protocol
 
 
 def _parsed(protocol: Any, name: str | None, arguments: list[str]) -> Any:

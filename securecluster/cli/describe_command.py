@@ -13,6 +13,7 @@ from securecluster.core.noted_warnings import noted
 from securecluster.core.number_format import printable
 from securecluster.core.stops import output
 from securecluster.errors import UsageError
+from securecluster.models.objectives import task_of
 
 ABOUT = (
     "Show what is understood of your own table before a run: its files, clients, classes by client "
@@ -27,7 +28,11 @@ class Describe:
     client_column: str | None = None
     """the column that names each row's client; @file or @folder where each file or folder is one"""
     label_column: str | None = None
-    """the column to learn"""
+    """the column to learn, or several, joined by commas"""
+    test_column: str | None = None
+    """the column that says which rows are held out; None is a fifth, stratified by label"""
+    task: str | None = None
+    """what is learned of it, as of run"""
     classes: tuple[str, ...] | None = None
     """the labels in the order of their class numbers; None is all that occur"""
     truth_column: str | None = None
@@ -57,16 +62,22 @@ def describe(argv: list[str]) -> int:
         raise UsageError("describe takes a file or a folder first: securecluster describe TABLE")
     arguments = argv if wants_help else argv[1:]
     options = command_line.parsed("securecluster describe TABLE", arguments, ABOUT, sections)
+    from securecluster.data.tables.clients import labels_in, named_columns
     from securecluster.data.tables.description import lines
     from securecluster.data.tables.files import file_table
 
     columns: Describe = options.options
-    wanted = [columns.client_column, columns.label_column, columns.truth_column]
-    named = [name for name in wanted if name is not None]
-    table = file_table(Path(argv[0]), named)
-    table.check(named)
+    roles = (columns.client_column, columns.test_column, columns.truth_column)
+    others = [name for name in roles if name is not None]
+    labels = named_columns(columns.label_column or ())
+    table = file_table(Path(argv[0]), [*others, *labels])
+    labels = labels_in(table, columns.label_column or ())
+    table.check([*others, *labels])
+    trained = task_of(columns.task)
+    has_classes = len(labels) == 1 and (trained is None or trained.one_label)
     with output():
-        for line in lines(table, columns.client_column, columns.label_column, columns.missing):
+        label = labels[0] if has_classes else None
+        for line in lines(table, columns.client_column, label, columns.missing):
             print(printable(line))
         for line in _outcome(argv[0], columns):
             print(printable(as_typed(line)))
@@ -81,9 +92,11 @@ def _outcome(path: str, columns: Describe) -> list[str]:
         columns: as given.
     """
     given: dict[str, Any] = {**vars(columns), "drop_columns": columns.drop_columns or ()}
+    given["test"] = given.pop("test_column")
     if columns.client_column is None or columns.label_column is None:
         return ["for clients and classes give --client-column (or @file) and --label-column"]
     from securecluster.data import Federation
+    from securecluster.data.tables.description import sides
 
     notes: list[str] = []
     try:
@@ -92,4 +105,4 @@ def _outcome(path: str, columns: Describe) -> list[str]:
     except UsageError as error:
         return [f"a run would refuse this: {error}"]
     says = [f"note: {note}" for note in notes]
-    return [f"a run would train on {len(federation)} clients", *says]
+    return [f"a run would train on {len(federation)} clients:", *sides(federation), *says]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -16,7 +17,6 @@ from securecluster.errors import UsageError
 
 SHIM = Path(__file__).parents[1] / "nodes" / "flower_shim.py"
 
-ABOUT = "Make a project of Flower that runs a protocol on many machines, for you to fill in."
 PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -43,7 +43,7 @@ clientapp = "$package.client_app:client_app"
 clients = 8
 seed = 0
 out = "$runs/first" # the server's run; a server that was stopped goes on there
-classes = 10        # of the labels
+classes = $classes        # of the labels
 roster = ""         # file with the clients' public keys; without it, their word is taken
 key = ""            # file with 32 secret bytes, of a server that adds noise or opens ciphertexts
 scores = false      # ask clients for the scores of their models at the end, which no noise covers
@@ -64,6 +64,34 @@ def load(number: int, clients: int) -> Federation:
     scenario = LabelSwap(clusters=2)
     everyone = Federation.simulate("digits", scenario=scenario, clients=clients, samples=60, seed=0)
     return everyone.select([number])
+'''
+
+TABLE = '''\
+"""What runs: the protocol, and each client's table. Both are yours to change."""
+
+import numpy as np
+import pandas as pd
+from securecluster import CFL, Federation
+
+protocol = CFL(rounds=3, model="linear", mask="permutation", sketch=8, aggregation="secagg")
+CLASSES = ["healthy", "ill"]  # of the label, in this order at all clients
+CATEGORIES = {"smoker": ["never", "once", "yes"], "ward": ["a", "b"]}  # of columns of text
+
+
+def rows_of(number: int) -> pd.DataFrame:
+    """Return the rows of one client: made up here, on a node of yours pd.read_csv("table.csv")."""
+    draw = np.random.default_rng(number)
+    columns = {name: draw.choice(texts, 60) for name, texts in CATEGORIES.items()}
+    age = draw.integers(20, 90, 60)
+    ill = np.where(age + draw.normal(0, 20, 60) > 55, *reversed(CLASSES))
+    return pd.DataFrame({"site": number, "age": age, **columns, "illness": ill})
+
+
+def load(number: int, clients: int) -> Federation:
+    """Return the data of one client; gaps are filled and numbers scaled by its own rows."""
+    table = rows_of(number)
+    prepared = {"classes": CLASSES, "prepare": CATEGORIES}
+    return Federation.from_frame(table, client="site", label="illness", **prepared, seed=0)
 '''
 
 SERVER_APP = '''\
@@ -130,19 +158,27 @@ securecluster has all commands):
 """
 
 
+@dataclass(frozen=True)
+class FlowerInit:
+    """Make a project of Flower that runs a protocol on many machines, for you to fill in."""
+
+    table: bool = False
+    """each client has a table with text and categories, and not images"""
+
+
 def flower_init(argv: list[str]) -> int:
     """Make the folder of a project, and return the exit code.
 
     Args:
-        argv: the folder.
+        argv: the folder, then the options.
 
     Raises:
         UsageError: a folder that is in use, or whose name is no name of a package.
     """
-    if command_line.asks_for_help(argv):
-        command_line.parsed("securecluster flower-init DIR", argv, ABOUT, {})
-    if len(argv) != 1 or argv[0].startswith("-"):
+    folders = [argument for argument in argv if not argument.startswith("-")]
+    if not command_line.asks_for_help(argv) and folders != argv[:1]:
         raise UsageError("flower-init takes the project's folder: securecluster flower-init DIR")
+    options = command_line.of_folder("flower-init", argv[len(folders) :], FlowerInit)
     folder = Path(argv[0])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty: give another folder")
@@ -157,12 +193,13 @@ def flower_init(argv: list[str]) -> int:
             f"{folder.name} is no name of a Python package: give another folder, such as hospitals"
         )
     runs = (folder / "runs").resolve()
-    words = {"project": project, "package": package, "runs": runs.as_posix()}
+    classes = "2 " if options.table else "10"
+    words = {"project": project, "package": package, "classes": classes, "runs": runs.as_posix()}
     texts = {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
         f"{package}/__init__.py": "",
-        f"{package}/task.py": TASK,
+        f"{package}/task.py": TABLE if options.table else TASK,
         f"{package}/server_app.py": SERVER_APP,
         f"{package}/client_app.py": CLIENT_APP,
     }

@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from securecluster.cli import (
     plan_command,
     predict_command,
     report_command,
+    status_command,
 )
 from securecluster.commands import command_line, execution
 from securecluster.commands.command_line import HELP, Section
@@ -28,6 +29,7 @@ from securecluster.core.number_format import printable
 from securecluster.core.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, on_command_line, unknown
 from securecluster.protocols.registry import (
+    ALL_TASKS,
     MODELS,
     PROTOCOLS,
     facts,
@@ -37,7 +39,10 @@ from securecluster.protocols.registry import (
 from securecluster.studies import compare, sweep
 
 if TYPE_CHECKING:
-    from securecluster.folders.schemas import Result
+    from securecluster.data import Federation
+    from securecluster.folders.run_folder import RunPlan
+    from securecluster.folders.schemas import Result, RunConfig
+    from securecluster.results.fitted import FittedRun
 
 USAGE = """usage: securecluster COMMAND
 
@@ -49,6 +54,7 @@ USAGE = """usage: securecluster COMMAND
   resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
+  status DIR [--json]            where a run or a node stands: rounds, who answers, ε, bytes
   predict DIR FILE --client NAME what a client's model says of new rows, with probabilities
   audit DIR [options]            attack a finished run and its unprotected twin
   check PROTOCOL [options]       run every check that a protocol must pass, also one of your own
@@ -184,6 +190,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "replay": _replay,
         "report": report_command.report,
         "audit": report_command.audit,
+        "status": status_command.status,
         "predict": predict_command.predict,
         "check": check_command.check,
         "node": node_command.node,
@@ -243,6 +250,9 @@ def _run(argv: list[str]) -> int:
     from securecluster.folders import run_folder
 
     (plan,) = plans
+    config = execution.taking_up(options.protocol, options)
+    if config is not None:
+        return _go_on(options.output, plan, config, federation)
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     default_name = f"{plan.protocol.name}-{federation.data}"
     out = options.output.out
@@ -250,13 +260,50 @@ def _run(argv: list[str]) -> int:
     with run_folder.claimed(out, options.output.force, default_name, texts) as folder:
         with execution.resumable(folder):
             content, fitted = execution.watched_run(plan, federation, folder, console)
-        _show(content, folder, console)
-        if options.output.pictures:
-            drawn = execution.draw(folder, content, fitted, console)
-            names = ", ".join(picture.name for picture in drawn)
-            with output():
-                console.print(f"pictures: {names}")
+        _finish(content, fitted, folder, console, options.output.pictures)
         return 0
+
+
+def _go_on(chosen: Any, plan: RunPlan, config: RunConfig, federation: Federation) -> int:
+    """Go on with a run that is to have more rounds.
+
+    Args:
+        chosen: the options of output.
+        plan: of the run with more rounds.
+        config: content of its config.json.
+        federation: its clients.
+    """
+    from securecluster.core.noted_warnings import noted
+    from securecluster.folders import run_folder
+    from securecluster.runs.longer import taken_up
+
+    folder: Path = chosen.out
+    console = execution.console(chosen.quiet)
+    with run_folder.locked(folder):
+        with noted(execution.noting(chosen.quiet)):
+            plan = taken_up(folder, plan, config, federation)
+        with execution.resumable(folder):
+            content, fitted = execution.watched_run(plan, federation, folder, console)
+        _finish(content, fitted, folder, console, chosen.pictures)
+    return 0
+
+
+def _finish(content: Result, fitted: FittedRun, folder: Path, console: Any, pictures: bool) -> None:
+    """Show the report of a run that has just ended, and draw its pictures.
+
+    Args:
+        content: of result.json.
+        fitted: the result.
+        folder: of the run.
+        console: quiet where nothing but errors is printed.
+        pictures: draw them.
+    """
+    _show(content, folder, console)
+    if pictures:
+        drawn = execution.draw(folder, content, fitted, console)
+        names = ", ".join(picture.name for picture in drawn)
+        with output():
+            console.print(f"pictures: {names}")
 
 
 def _resume(argv: list[str]) -> int:
@@ -409,12 +456,32 @@ def _replay(argv: list[str]) -> int:
 def _print_foreign() -> None:
     """Print what protocols need of a model of another framework."""
     print("needed of a model of another framework (ForeignModel, in Python):")
-    needs = dict.fromkeys(fact.foreign for fact in PROTOCOLS.values())
-    for calls in sorted(needs, key=lambda calls: ("cannot" in calls, len(calls))):
-        names = [name for name, fact in PROTOCOLS.items() if fact.foreign == calls]
-        first = f"  {calls:<29} "
-        print(textwrap.fill(", ".join(names), 80, initial_indent=first, subsequent_indent=" " * 32))
+    needs = {name: fact.foreign for name, fact in PROTOCOLS.items()}
+    _print_groups(
+        needs, sorted(dict.fromkeys(needs.values()), key=lambda n: ("cannot" in n, len(n)))
+    )
     print("train*: one that follows call.lr and call.batches(); drawn start: a function\n")
+
+
+def _print_tasks() -> None:
+    """Print the tasks that clients of each protocol learn."""
+    print("tasks that clients learn (--task), but for text and positions:")
+    tasks = {name: fact.tasks for name, fact in PROTOCOLS.items()}
+    _print_groups({name: "all" if of == ALL_TASKS else of for name, of in tasks.items()})
+    print(f"all: {ALL_TASKS}\n")
+
+
+def _print_groups(groups: Mapping[str, str], order: Iterable[str] = ()) -> None:
+    """Print the protocols of each group.
+
+    Args:
+        groups: group of each protocol by its name.
+        order: of the groups; empty for that in which they come.
+    """
+    for group in order or dict.fromkeys(groups.values()):
+        names = [name for name, own in groups.items() if own == group]
+        first = f"  {group:<29} "
+        print(textwrap.fill(", ".join(names), 80, initial_indent=first, subsequent_indent=" " * 32))
 
 
 def _list(argv: list[str]) -> int:
@@ -432,11 +499,12 @@ def _list(argv: list[str]) -> int:
         with output():
             compatibility.show()
         return 0
-    from securecluster.data import SCENARIOS, SOURCES
+    from securecluster.data import SCENARIOS
+    from securecluster.data.datasets import source_names
     from securecluster.privacy.masking.masks import mask_names
 
     rows: dict[str, Iterable[str]] = {
-        "data": SOURCES,
+        "data": source_names(),
         "scenarios": SCENARIOS,
         "models": MODELS,
         "masks": mask_names(),
@@ -447,6 +515,7 @@ def _list(argv: list[str]) -> int:
             line = f"{name:<13} {fact.k:<4} {fact.finds:<32} {fact.reads}"
             print(printable(line.rstrip()))
         print("k: whether the number of clusters must, need not or may be given\n")
+        _print_tasks()
         _print_foreign()
         for heading, choices in rows.items():
             print(f"{heading:<10} {', '.join(choices)}")

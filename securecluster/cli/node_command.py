@@ -76,6 +76,8 @@ class Serve:
     """
     socket: Path | None = None
     """path of the Unix socket; None is `socket` in the folder"""
+    metrics: int | None = None
+    """port of this machine at which Prometheus reads rounds, ε, bytes and refusals; None is none"""
 
 
 def node(argv: list[str]) -> int:
@@ -129,10 +131,15 @@ def _init(folder: Path, arguments: list[str]) -> int:
 def _serve(folder: Path, arguments: list[str]) -> int:
     """Answer for a client until SIGINT or SIGTERM."""
     from securecluster.nodes.agent import Agent
+    from securecluster.nodes.events import to_file
 
     options = command_line.of_folder("node serve", arguments, Serve)
     made = _node_of(folder, options.app)
-    agent = Agent(made, options.socket or folder / SOCKET)
+    if options.metrics is not None:
+        from securecluster.nodes import metrics
+
+        metrics.serve(folder, options.metrics)
+    agent = Agent(made, options.socket or folder / SOCKET, to_file(folder))
     logging.basicConfig(format="%(asctime)s %(message)s")
     signal.signal(signal.SIGTERM, lambda number, frame: agent.stop())
     with output():
@@ -144,23 +151,18 @@ def _serve(folder: Path, arguments: list[str]) -> int:
 def _ledger(folder: Path, arguments: list[str]) -> int:
     """Print what a node has released in all runs, by its own ledger."""
     from securecluster.nodes.authority_node import LOG
-    from securecluster.nodes.node import NO_BUDGET, ledger_of
-    from securecluster.nodes.policy import Policy
-    from securecluster.privacy.dp.budget import UNITS, Budget
+    from securecluster.nodes.status import spent
 
     _check_no_more(arguments, "ledger")
     if not folder.is_dir():
         raise UsageError(f"{folder} is no node's folder: make one with securecluster node init")
     if (folder / LOG).exists():
         return _decrypted(folder)
-    policy = Policy.load(folder / POLICY) if (folder / POLICY).exists() else Policy()
     rows = []
-    for unit in UNITS:
-        path = ledger_of(folder, unit)
-        if path.exists():
-            budget = Budget(path, NO_BUDGET, policy.delta, unit)
-            limit = "no limit" if policy.most_epsilon is None else f"{policy.most_epsilon:g}"
-            rows.append((unit, f"{budget.spent:.4g}", f"{policy.delta:g}", limit))
+    for one in spent(folder):
+        limit = "no limit" if one.allowed is None else f"{one.allowed:g}"
+        epsilon = "inf" if one.spent is None else f"{one.spent:.4g}"
+        rows.append((one.unit, epsilon, f"{one.delta:g}", limit))
     with output():
         if not rows:
             print("this client has released nothing")

@@ -7,7 +7,9 @@ import io
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.cli.report_command import folder_of
 from securecluster.commands import command_line, execution
@@ -16,14 +18,14 @@ from securecluster.core.noted_warnings import noted
 from securecluster.core.stops import output
 from securecluster.data.tables.files import file_table
 from securecluster.errors import UsageError
-from securecluster.models.objectives import Classification
+from securecluster.models.objectives import Regression, objective
 
-PREDICTED = "predicted"  # column of the most likely class
+PREDICTED = "predicted"  # column of the most likely class, of the labels, or of the number
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Write the class of each row of a file, and the probability of every class.
+    """Write the class of each row of a file, and the probability of every class; or its number.
 
     Columns are found by their names; those that are no features are left out.
     """
@@ -59,19 +61,16 @@ def predict(argv: list[str]) -> int:
     if options.out is not None:
         atomic_files.check_output(options.out, is_predictions)
     with noted(execution.noting(options.quiet)):
-        names, shares = _answers(folder, rows, options.client)
+        header, answers, summary = _answers(folder, rows, options.client)
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
-    table.writerow([PREDICTED, *names])
-    predicted = [names[k] for k in shares.argmax(1)]
-    for name, row in zip(predicted, shares.tolist(), strict=True):
-        table.writerow([name, *(f"{share:.6f}" for share in row)])
+    table.writerow(header)
+    table.writerows(answers)
     if options.out is not None:
         atomic_files.write_output(options.out, lines.getvalue().encode(), is_predictions)
     if not options.quiet:
-        counts = Counter(predicted)
         with output():
-            print(f"{len(predicted)} rows: " + ", ".join(f"{n} {counts[n]}" for n in names))
+            print(f"{len(answers)} rows: {summary}")
     return 0
 
 
@@ -81,11 +80,11 @@ def is_predictions(data: bytes) -> bool:
     Args:
         data: content of the file.
     """
-    return data.startswith(f"{PREDICTED},".encode())
+    return data.startswith(PREDICTED.encode())
 
 
-def _answers(folder: Path, path: Path, client: str) -> tuple[list[str], Any]:
-    """Return the names of the classes, and the probability of each for every row.
+def _answers(folder: Path, path: Path, client: str) -> tuple[list[str], list[list[str]], str]:
+    """Return the names of the columns, the answers by row, and a summary of them.
 
     Args:
         folder: of the run.
@@ -96,9 +95,39 @@ def _answers(folder: Path, path: Path, client: str) -> tuple[list[str], Any]:
     from securecluster.results.saving import read_summary
 
     learned = read_summary(folder)
-    if learned.config["objective"]["kind"] != Classification.kind:
-        raise UsageError("predict writes classes, which this run has none of: use predict_samples")
+    trained = objective(learned.config["objective"])
+    if trained.sequential:
+        raise UsageError(
+            "predict writes classes and numbers, which this run has none of: use predict_samples"
+        )
     fitted = protocol_class(learned.protocol).load(folder)
     table = file_table(path, learned.config.get("feature_names") or ())
+    names = [str(name) for name in fitted.classes_]
+    if trained.kind == Regression.kind:
+        return _numbers(names, fitted.predict_samples(client, table).reshape(-1, len(names)))
     shares = fitted.predict_proba(client, table)
-    return [str(name) for name in fitted.classes_], shares
+    if trained.one_label:
+        labels = [[names[k]] for k in shares.argmax(1)]
+    else:
+        labels = [[names[k] for k in np.flatnonzero(row > 0.5)] for row in shares]
+    counts = Counter(name for row in labels for name in row)
+    rows = [
+        [" ".join(named), *(f"{share:.6f}" for share in row)]
+        for named, row in zip(labels, shares.tolist(), strict=True)
+    ]
+    return [PREDICTED, *names], rows, ", ".join(f"{name} {counts[name]}" for name in names)
+
+
+def _numbers(
+    names: list[str], predicted: NDArray[np.float64]
+) -> tuple[list[str], list[list[str]], str]:
+    """Return columns, rows and a summary of predicted numbers.
+
+    Args:
+        names: of the targets.
+        predicted: (n, targets).
+    """
+    header = [PREDICTED] if len(names) == 1 else [f"{PREDICTED} {name}" for name in names]
+    rows = [[f"{number:.9g}" for number in row] for row in predicted.tolist()]
+    ranges = zip(header, predicted.min(axis=0), predicted.max(axis=0), strict=True)
+    return header, rows, ", ".join(f"{name} {low:.6g} to {high:.6g}" for name, low, high in ranges)

@@ -56,7 +56,7 @@ def report(argv: list[str]) -> int:
     if (folder / RECORDING).is_file():
         return _report_recording(folder, options)
     from securecluster.commands import execution
-    from securecluster.reports import bundle, html_page, report_page
+    from securecluster.reports import bundle, html_page, report_page, score_table
     from securecluster.reports import report as tables
     from securecluster.reports.finished_run import open_run
 
@@ -66,6 +66,7 @@ def report(argv: list[str]) -> int:
         for line in run.history:
             console.print(tables.line_text(line, run.protocol.total_rounds))
         tables.show(run.result, folder)
+        score_table.show(run)
     pictures = execution.draw_missing(run, execution.noting(quiet=False))
     if pictures:
         with output():

@@ -13,7 +13,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,11 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
     check_names(protocols, options)
     from securecluster.folders import run_folder
 
-    run_folder.check_free(options.output.out, options.output.force)
+    going_on = taking_up(protocols[0], options) if len(protocols) == 1 else None
+    if going_on is None:
+        run_folder.check_free(options.output.out, options.output.force)
+    else:
+        options = replace(options, settings=_as_recorded(options.settings, going_on))
     # before any data is read; the number of a file's clients follows from reading it
     if not simulation.own:
         for protocol in protocols:
@@ -66,6 +70,43 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
         with _named(protocol, protocols):
             plans.append(_plan(protocol, options, federation))
     return plans, federation
+
+
+def taking_up(protocol: Any, options: Any) -> RunConfig | None:
+    """Return the content of config.json of the run in the folder, if it is to have more rounds.
+
+    Args:
+        protocol: with its hyper-parameters.
+        options: of the command line.
+    """
+    from securecluster.folders import run_folder
+    from securecluster.runs.longer import asks_for_more
+
+    out = options.output.out
+    if out is None or options.output.force or not run_folder.is_run(out):
+        return None
+    if run_folder.compared(out) is not None or run_folder.swept(out) is not None:
+        return None
+    with suppress(RunFolderError):  # of a damaged one, which another sentence is about
+        config = run_folder.run_config(out)
+        return config if asks_for_more(protocol, config) else None
+    return None
+
+
+def _as_recorded(settings: Any, config: RunConfig) -> Any:
+    """Return settings of which those that are left open are as a run has them.
+
+    Args:
+        settings: of the command line.
+        config: content of the run's config.json.
+    """
+    from securecluster.runs.carry_out import with_recorded
+    from securecluster.runtime.settings import Settings
+
+    recorded = Settings(**config["settings"])
+    if settings.transcript == "auto":
+        settings = replace(settings, transcript=recorded.transcript)
+    return with_recorded(settings, recorded)
 
 
 def _read(options: Any) -> Federation:
@@ -262,6 +303,7 @@ def watched_run(
         The content of result.json, and what it is of.
     """
     from securecluster.reports import report
+    from securecluster.runs.callbacks import Watcher
     from securecluster.runs.carry_out import carry_out, complete
     from securecluster.statements.result_json import Subject
 
@@ -276,7 +318,7 @@ def watched_run(
 
     _show_power(plan, federation, console)
     with slow_work_on(console):
-        fitted = carry_out(plan.protocol, federation, plan.settings, folder, say)
+        fitted = carry_out(plan.protocol, federation, plan.settings, folder, Watcher(say))
         content = complete(folder, Subject.of(federation), fitted)
     if fitted.warning_ is not None:
         noting(console.quiet)(fitted.warning_)
@@ -333,7 +375,7 @@ def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:
     from securecluster.core.serialization import unpack
     from securecluster.figures import curves
 
-    state: Any = unpack(run.server_state, state_class(run.protocol))
+    state: Any = unpack(run.kept.server, state_class(run.protocol))
     with noted(note):
         curves.draw(run.folder, run.result, run.history, state, True)
     return run.pictures

@@ -1,14 +1,16 @@
-"""Packages that only some uses need, all of which one extra installs (`data` in pyproject.toml)."""
+"""Packages that only some uses need, which extras of pyproject.toml install: `data`, most often."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from securecluster.errors import UsageError
 
 INSTALL = "pip install 'securecluster[data]'"
-EXCEL = "openpyxl"  # which an extra of its own installs
+EXCEL = "openpyxl"
+EXTRAS = {EXCEL: "excel", "prometheus_client": "metrics"}  # of their own
 
 # package to install for each module
 _PACKAGES = {
@@ -20,6 +22,8 @@ _PACKAGES = {
     "PIL.Image": "Pillow",
     "datasets": "datasets",
     EXCEL: EXCEL,
+    "prometheus_client": "prometheus_client",
+    "prometheus_client.core": "prometheus_client",
 }
 
 
@@ -32,8 +36,12 @@ def need(module: str) -> Any:
     Raises:
         UsageError: the package is not installed.
     """
+    loaded = sys.modules.get(module)
+    if loaded is not None:  # readers of tables ask for each column
+        return loaded
     try:
         return importlib.import_module(module)
     except ImportError:
-        install = INSTALL.replace("data", "excel") if module == EXCEL else INSTALL
-        raise UsageError(f"this needs {_PACKAGES[module]}: {install}") from None
+        package = _PACKAGES[module]
+        install = INSTALL.replace("data", EXTRAS.get(package, "data"))
+        raise UsageError(f"this needs {package}: {install}") from None

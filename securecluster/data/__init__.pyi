@@ -19,5 +19,6 @@ from securecluster.data.scenarios import Rotation as Rotation
 from securecluster.data.scenarios import Scenario as Scenario
 from securecluster.data.scenarios import Tasks as Tasks
 from securecluster.data.scenarios import Topics as Topics
+from securecluster.data.splits import Split as Split
 
 __all__: list[str]

@@ -179,7 +179,7 @@ def kind_of(client: str, labels: Array) -> str | None:
         return NUMBER
     what = str(labels.dtype)
     if type_code == "f":
-        what = "floats that are not whole numbers: regression is not supported yet"
+        what = "floats that are not whole numbers: for these take the objective regression"
     raise UsageError(
         f"client {client!r}: labels are class numbers (integers from 0), text or booleans, not "
         f"{what}"

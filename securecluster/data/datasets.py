@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core import installed_packages
 from securecluster.core.optional_packages import need
 from securecluster.data.dataset import Source, Task
 from securecluster.data.locations import FOLDER, folder, hub_rows, parquet_files
@@ -22,6 +24,8 @@ from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool
 from securecluster.data.text import ag_news, shakespeare
 from securecluster.data.trajectories import mobility
 from securecluster.errors import UsageError, unknown
+
+GROUP = "securecluster.data"  # entry points of installed packages
 
 
 @dataclass(frozen=True)
@@ -219,18 +223,42 @@ def is_bright(name: str, scenario: str) -> bool:
     return name in BRIGHT or (inverted and name in DARK)
 
 
+def source_names() -> list[str]:
+    """Return the names of all data sets, those of installed packages last."""
+    return [*SOURCES, *sorted(_declared())]
+
+
 def source(name: str) -> Source:
     """Return the named data set.
 
     Args:
-        name: in `SOURCES`.
+        name: in `SOURCES`, or that under which an installed package declares a function, which
+            takes no arguments and returns a `Source`, as an entry point of `GROUP`.
 
     Raises:
-        UsageError: an unknown name, or a set that cannot be read.
+        UsageError: an unknown name, a set that cannot be read, or a declaration that does not lead
+            to a data set.
     """
-    if name not in SOURCES:
-        raise unknown("data", name, SOURCES)
-    return SOURCES[name]()
+    if name in SOURCES:
+        return SOURCES[name]()
+    declared = _declared()
+    if name not in declared:
+        raise unknown("data", name, source_names())
+    made = installed_packages.load("data set", declared[name])
+    declaration = installed_packages.declaration("data set", declared[name])
+    if not callable(made):
+        raise UsageError(f"{declaration}, is no function: name one that returns a Source")
+    made = made()
+    if not isinstance(made, Source):
+        raise UsageError(f"{declaration}, returns no Source: return a securecluster.data.Source")
+    return made
+
+
+@cache
+def _declared() -> dict[str, EntryPoint]:
+    """Return the data sets of installed packages by name; names of this project's stay theirs."""
+    points = entry_points(group=GROUP)
+    return {point.name: point for point in points if point.name not in SOURCES}
 
 
 def default_scenario(name: str) -> str:

@@ -16,9 +16,18 @@ from numpy.typing import NDArray
 
 from securecluster.data.class_names import ClassNames
 from securecluster.data.feature_columns import listed
-from securecluster.data.scaling import Scaling
+from securecluster.data.scaling import SHARED, Scaling
 from securecluster.errors import UsageError
-from securecluster.models.objectives import CLASSIFICATION, Objective, Trajectory, objective
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Classification,
+    Objective,
+    Regression,
+    Trajectory,
+    objective,
+)
+
+TASK_OF_DATA = "the task was read from the clients' targets"
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,8 @@ class Facts:
         clients: m.
         x: form of a sample.
         y: form of a target.
-        classes: number of outputs: classes, tokens of the vocabulary, or coordinates of a position.
+        classes: number of outputs: classes, tokens of the vocabulary, coordinates of a position,
+            numbers of a regression, or labels; 1 of a binary task.
         seed: of the run.
         objective: of training.
         feature_names: names of the features, or of the one column of images or lists, if any.
@@ -171,6 +181,11 @@ class Facts:
         )
 
     @property
+    def shares_scale(self) -> bool:
+        """Return whether the run finds a scale of features that its clients share."""
+        return self.scaling is not None and self.scaling["kind"] == SHARED
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Return the number of training samples of each client.
 
@@ -183,6 +198,23 @@ class Facts:
                 "the clients did not tell: ask for facts with samples"
             )
         return self.samples
+
+    def check_classes(self, reads: str, advice: str) -> None:
+        """Check that each sample has one of several classes, each with an output.
+
+        Args:
+            reads: what a protocol reads of classes.
+            advice: what to take in its place for samples without them.
+
+        Raises:
+            UsageError: the task is another one.
+        """
+        kind = self.objective.kind
+        if kind == Classification.kind:
+            return
+        if self.objective.one_label:
+            advice = "take the task classification, which has two outputs for two classes"
+        raise UsageError(f"{reads}, and the task {kind} has none: {advice}")
 
 
 def agree(client_facts: Sequence[ClientFacts], seed: int, classes: int | None = None) -> Facts:
@@ -244,10 +276,11 @@ def classes_of_labels(trained: Objective, names: ClassNames | None) -> bool:
     """Return whether the number of outputs depends on targets, where a user does not give it.
 
     Args:
-        trained: objective of training; coordinates of a position are of the targets' shape.
+        trained: objective of training; those of positions, numbers and several labels are of the
+            targets' shape.
         names: of the classes; booleans are two, whichever of them occur.
     """
-    if trained.kind == Trajectory.kind:
+    if trained.kind == Trajectory.kind or not (trained.sequential or trained.one_label):
         return False
     return names is None or not all(isinstance(name, bool) for name in names)
 
@@ -267,6 +300,18 @@ def check_private_statistics(facts: Facts, unit: str) -> None:
     Raises:
         UsageError: a statistic that the noise does not cover.
     """
+    standardised = isinstance(facts.objective, Regression) and facts.objective.standardised
+    if standardised and unit == "example":
+        raise UsageError(
+            "each client standardises its targets by the mean and the deviation of all of them, "
+            "before the clip, so noise for single examples does not cover it: give their public "
+            "bounds (Regression(bounds=[(low, high)]), --bounds), or protect whole clients "
+            "(--dp-unit client)"
+        )
+    if facts.classes_counted and not facts.objective.one_label and not facts.objective.sequential:
+        raise UsageError(
+            f"{TASK_OF_DATA}, which noise does not protect: say it (--task {facts.objective.kind})"
+        )
     if facts.classes_counted:
         listing = f"{facts.classes} of them were found"
         if facts.class_names is not None:

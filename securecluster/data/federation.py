@@ -26,13 +26,22 @@ from securecluster.core.validation import check_seed
 from securecluster.data import class_names, plausibility
 from securecluster.data.class_names import ClassName
 from securecluster.data.datasets import MEANS, Source, is_bright, source
-from securecluster.data.facts import ClientFacts, Facts, Form, classes_of_labels
+from securecluster.data.facts import TASK_OF_DATA, ClientFacts, Facts, Form, classes_of_labels
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
-from securecluster.data.scaling import Categories, Scale, Scaling, chosen_categories
+from securecluster.data.scaling import (
+    FIRST,
+    LAST,
+    NONE,
+    Categories,
+    Scale,
+    Scaling,
+    chosen_categories,
+)
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
+from securecluster.data.splits import Split
 from securecluster.data.user_arrays import (
     Pair,
     by_group,
@@ -40,16 +49,29 @@ from securecluster.data.user_arrays import (
     keyed,
     outputs,
     own_samples,
+    own_split,
     read_pair,
+    scaled_targets,
     stream,
+    weights_of,
 )
 from securecluster.errors import SecureClusterWarning, UsageError
-from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Binary,
+    Classification,
+    Objective,
+    Regression,
+    task_name,
+    task_of,
+)
 
 if TYPE_CHECKING:
     from securecluster.data.tables.clients import ClientColumns, Roles
 
 OWN = "own"  # name of the scenario of users' own data
+# what the outputs are for, by the kind of the objective
+UNITS = {"classification": "classes", "regression": "targets", "multilabel": "labels"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +79,7 @@ class Shard:
     """One client's samples.
 
     For classification x is float32 and y (n,) int64; for text both are int64 tokens (n, L); for
-    trajectories both are float32.
+    trajectories both are float32, and so they are for other tasks, with y (n, k).
 
     Args:
         x: samples to train on (n, …).
@@ -68,6 +90,10 @@ class Shard:
             scale that they came in.
         seen: the smallest and the largest value of each column of a table to train on, before the
             scale (2, k), which tell of this client's data; None for samples that are no table.
+        target: scale that the client standardised its targets by; None for other targets.
+        weights: factors of the losses of the samples to train on (n,), taken as public; None for 1.
+        gaps: which numbers of x were missing (n, f), where the run is to fill them; None elsewhere.
+        gaps_test: likewise of x_test.
     """
 
     x: NDArray[Any]
@@ -76,12 +102,33 @@ class Shard:
     y_test: NDArray[Any]
     scale: Scale | None = None
     seen: NDArray[Any] | None = field(default=None, compare=False)
+    target: Scale | None = None
+    weights: NDArray[np.float64] | None = None
+    gaps: NDArray[Any] | None = field(default=None, compare=False)
+    gaps_test: NDArray[Any] | None = field(default=None, compare=False)
+
+    @property
+    def samples(self) -> NDArray[Any]:
+        """Return x with NaN for what was missing, where the run is to fill it."""
+        return self.x if self.gaps is None else np.where(self.gaps, np.nan, self.x)
+
+    @property
+    def test_samples(self) -> NDArray[Any]:
+        """Return x_test with NaN for what was missing, where the run is to fill it."""
+        return (
+            self.x_test if self.gaps_test is None else np.where(self.gaps_test, np.nan, self.x_test)
+        )
 
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
         shape = self.x.shape[1:]
         test_size = len(self.y_test)
         return f"<Shard: {len(self.y)} samples of shape {shape}, {test_size} held out>"
+
+    @property
+    def unit(self) -> float:
+        """Return the deviation of targets that the client has standardised; 1 for other ones."""
+        return 1.0 if self.target is None else self.target.width[0]
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,10 +200,10 @@ class Federation:
         """Return what is public of the clients and their data, in words."""
         train_size = sum(len(shard.y) for shard in self.shards)
         test_size = sum(len(shard.y_test) for shard in self.shards)
-        unit = "outputs"
-        if self.objective.kind == Classification.kind:
-            unit = "classes"
+        unit = UNITS.get(self.objective.kind, "outputs")
         targets = f"{self.classes} {unit}"
+        if self.objective.kind == Binary.kind:
+            targets = "2 classes"
         if self.class_names is not None:
             targets += f" ({listed([str(name) for name in self.class_names], 12)})"
         facts = {
@@ -209,6 +256,8 @@ class Federation:
             UsageError: classes that were named by the data, so that their names would tell which
                 labels the client has.
         """
+        if self.classes_counted and not self.objective.one_label:
+            raise UsageError(f"{TASK_OF_DATA}: say it, as every client does (task)")
         if self.class_names is not None and self.classes_counted:
             shown = listed([repr(name) for name in self.class_names or ()])
             raise UsageError(
@@ -330,9 +379,10 @@ class Federation:
         cls,
         clients: Mapping[Any, Any] | list[Any],
         *,
-        test: Mapping[Any, Any] | list[Any] | None = None,
+        test: Any = None,
         truth: Any = None,
-        objective: Objective = CLASSIFICATION,
+        objective: Objective | str = CLASSIFICATION,
+        weights: Mapping[Any, Any] | list[Any] | None = None,
         classes: int | Sequence[Any] | None = None,
         scaling: Any = "none",
         prepare: Any = None,
@@ -354,13 +404,19 @@ class Federation:
             clients: samples (X, y) of each client by its name, which is text or a number; 3 and "3"
                 are one name. A list of pairs calls clients by their positions. A torch Dataset,
                 Subset or DataLoader of pairs (x, y) does in place of a pair.
-            test: held-out samples by the same names; None holds out a random fifth of each client's
-                samples, or the last fifth of sequences.
+            test: held-out samples by the same names; or which of a client's samples are held out: a
+                share, booleans (n,) by the same names, or a `Split` by groups or time. None is a
+                fifth, stratified by label where there are classes, and the last of sequences.
             truth: true cluster of each client by its name, a Series will do, or a list; None if it
                 is unknown.
-            objective: of training. For `Language()`, X and y (n, L) are tokens, y the next one at
-                each position; for `Trajectory(metres)`, X (n, T, k) are past positions and y (n, k)
-                the next one.
+            weights: factors (n,) of the losses of each client's samples in training by the same
+                names, from 0; None is 1 for all. They are taken as public, and scores count every
+                sample the same.
+            objective: of training. For `Regression()` y is one number a sample (n,) or several
+                (n, k), for `MultiLabel()` several labels 0 or 1 (n, k), and for `Binary()` labels
+                of two classes; "regression", "regression:huber", "multilabel" and "binary" are the
+                same. For `Language()`, X and y (n, L) are tokens, y the next one at each position;
+                for `Trajectory(metres)`, X (n, T, k) are past positions and y (n, k) the next one.
             classes: names of the classes, in the order of their class numbers; or the number of
                 outputs of the network, such as the size of the vocabulary, which is not checked.
                 None is all labels that occur, or one more than the largest label or token, and is
@@ -368,16 +424,19 @@ class Federation:
             scaling: "none"; "client": each client standardises its features by the mean and the
                 standard deviation of its own training samples, which stay with it, and shifts
                 between clients are lost; or public bounds that become −1 and 1, a pair (low, high)
-                for all features or for each column by its name, with values beyond them cut off.
+                for all features or for each column by its name, with values beyond them cut off;
+                or ("shared", bounds), which the run brings to the mean and the deviation over all
+                clients, by one sum of bounded numbers under its own protections.
             prepare: "auto" fills gaps, makes columns of 0 and 1 of categories (text) and days of
                 dates, and scales numbers as `scaling` says, "client" unless it is given; the
                 categories of columns by their names, {"sex": ["female", "male"]}, say which these
                 are. So does a ColumnTransformer of OneHotEncoder and of pipelines of SimpleImputer
                 and StandardScaler (scikit-learn), or such a pipeline alone; it is not fitted, but
-                each client's own is made like it. Gaps among numbers become the client's median, or
-                the middle of its bounds. It is a part of the model, as the scaling is.
+                each client's own is made like it. Gaps among numbers become the client's median,
+                the middle of its bounds, or the shared mean. It is a part of the model, as the
+                scaling is.
             channels: "first" for images (channels, height, width), or "last" for (height, width,
-                channels), which become the former.
+                channels), as which predictions take them, too.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
@@ -389,22 +448,25 @@ class Federation:
             clients,
             test,
             truth,
-            objective,
+            task_of(objective) or CLASSIFICATION,
             classes,
             advice="leave it out of X",
             scaling=scaling,
             channels=channels,
             prepare=chosen_categories(prepare),
+            weights=weights,
         )
         return _warned(*_from_user_arrays(arrays, seed))
 
     @classmethod
-    def from_groups(
+    def from_groups(  # noqa: PLR0913 (all but the samples and the seed may be left out)
         cls,
         X: Any,  # noqa: N803
         y: Any,
         groups: Any,
         *,
+        test: Any = None,
+        objective: Objective | str = CLASSIFICATION,
         classes: int | Sequence[Any] | None = None,
         scaling: Any = "none",
         prepare: Any = None,
@@ -419,6 +481,8 @@ class Federation:
             X: samples (n, …), as `from_arrays` takes them.
             y: their labels (n,).
             groups: name of the client of each sample (n,).
+            test: as in `from_arrays`, with values (n,) of all samples.
+            objective: as in `from_arrays`.
             classes: as in `from_arrays`.
             scaling: as in `from_arrays`.
             prepare: as in `from_arrays`.
@@ -427,8 +491,14 @@ class Federation:
         Raises:
             UsageError: as `from_arrays`; or other numbers of samples, labels and groups.
         """
+        split = Split.chosen(test)
+        for name in split.given:
+            parts = by_group(X, getattr(split, name), groups)
+            split = split.with_values({client: values for client, (_, values) in parts.items()})
         arrays = _UserArrays(
             by_group(X, y, groups),
+            split,
+            objective=task_of(objective) or CLASSIFICATION,
             classes=classes,
             advice="leave it out of X",
             scaling=scaling,
@@ -442,12 +512,15 @@ class Federation:
         table: Any,
         *,
         client: str | None = None,
-        label: str,
+        label: str | Sequence[str],
+        test: Any = None,
         truth: str | None = None,
+        weight: str | None = None,
         feature_columns: Sequence[str] | None = None,
         drop_columns: Sequence[str] = (),
         missing: Sequence[str] | None = None,
         classes: Sequence[Any] | None = None,
+        task: Objective | str | None = None,
         scaling: Any = "none",
         prepare: Any = None,
         seed: int,
@@ -461,8 +534,12 @@ class Federation:
                 grouped by one column, `frame.groupby("hospital")`.
             client: column with the name of each row's client; None is the one that the table is
                 grouped by.
-            label: column with the labels.
+            label: column with the labels, or several columns of targets.
+            test: which rows are held out: a share, a column that says so, a second table of the
+                same columns, or a `Split` by groups or time, by the names of their columns. None is
+                a fifth of each client's rows, stratified by label.
             truth: column with each client's true cluster, one value per client, or None.
+            weight: column with each row's weight in training, as in `from_arrays`, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
             missing: texts that stand for missing values beside empty cells; None is "?", "-", "NA"
@@ -470,7 +547,12 @@ class Federation:
                 question.
             classes: names of the classes, in the order of their class numbers; None is all labels
                 that occur, in ascending order.
-            scaling: as in `from_arrays`.
+            task: "classification", "binary", "multilabel" (columns of 0 and 1) or "regression"
+                (squared error; "regression:absolute", "regression:huber" or
+                "regression:huber:DELTA"), or an objective, as in `from_arrays`; None is
+                classification, unless one column holds many numbers that are not whole or there
+                are several, and a SecureClusterWarning says which task they were taken for.
+            scaling: as in `from_arrays`; bounds of all label columns are those of a regression.
             prepare: as in `from_arrays`.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
@@ -481,14 +563,26 @@ class Federation:
         """
         # readers of tables are loaded where there is one
         from securecluster.data.tables.clients import Roles, read_clients
-        from securecluster.data.tables.parts import frame_table, grouped
+        from securecluster.data.tables.parts import followed_by, frame_table, grouped
 
         table, client = grouped(table, client)
+        rows = frame_table(table)
+        if hasattr(test, "columns"):
+            rows, test = followed_by(rows, frame_table(test))
         roles = Roles(
-            client, label, truth, feature_columns, drop_columns, missing, chosen_categories(prepare)
+            client,
+            label,
+            truth,
+            feature_columns,
+            drop_columns,
+            missing,
+            chosen_categories(prepare),
+            task_of(task),
+            weight,
+            Split.chosen(test),
         )
         names = class_names.given_names(classes)
-        read = read_clients(frame_table(table), roles, names)
+        read = read_clients(rows, roles, names)
         return _warned(*_from_columns(read, classes is not None, scaling, seed))
 
     @classmethod
@@ -497,12 +591,15 @@ class Federation:
         path: str | Path,
         *,
         client_column: str,
-        label_column: str,
+        label_column: str | Sequence[str],
+        test: Any = None,
         truth_column: str | None = None,
+        weight_column: str | None = None,
         feature_columns: Sequence[str] | None = None,
         drop_columns: Sequence[str] = (),
         missing: Sequence[str] | None = None,
         classes: Sequence[Any] | None = None,
+        task: Objective | str | None = None,
         scaling: Any = "none",
         prepare: Any = None,
         seed: int,
@@ -519,21 +616,24 @@ class Federation:
         Features are one image column (encoded images, or structs with a field `bytes`), or else one
         column of equally long lists, or else all other columns, which must be numbers, in the order
         of the file. Labels become class numbers in ascending order; two that differ in blanks,
-        accents or case alone are refused. Clients are ordered by name, and a random fifth of each
-        client's rows is held out.
+        accents or case alone are refused. Clients are ordered by name.
 
         Args:
             path: of the file or the folder.
             client_column: column with the name of each row's client; `@file` is the name of its
                 file without the ending, and `@folder` that of its folder.
-            label_column: column with the labels.
+            label_column: column with the labels, or several of targets, as a list or with commas.
+            test: as in `from_frame`; a second file or folder as a `Path`. Where files or folders
+                are called train and test, the column may be `@file` or `@folder`.
             truth_column: column with each client's true cluster, one value per client, or None.
+            weight_column: column with each row's weight in training, as in `from_arrays`, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
             missing: as in `from_frame`.
             classes: names of the classes, in the order of their class numbers; None is all labels
                 that occur, in ascending order.
-            scaling: as in `from_arrays`.
+            task: as in `from_frame`.
+            scaling: as in `from_frame`.
             prepare: as in `from_arrays`.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
@@ -552,6 +652,9 @@ class Federation:
             drop_columns,
             missing,
             chosen_categories(prepare),
+            task_of(task),
+            weight_column,
+            Split.chosen(test),
         )
         return _warned(*_from_files(Path(path), roles, classes, scaling, seed))
 
@@ -584,7 +687,10 @@ class Federation:
             if scale and shard.scale and shard.scale.fill:
                 scale = replace(scale, fill=tuple(shard.scale.fill[k] for k in positions))
             seen = None if shard.seen is None else shard.seen[:, positions]
-            shards.append(replace(shard, x=x, x_test=x_test, scale=scale, seen=seen))
+            gaps = None if shard.gaps is None else reordered(shard.gaps, order_of_x)
+            gaps_test = None if shard.gaps_test is None else reordered(shard.gaps_test, order_of_x)
+            moved = replace(shard, x=x, x_test=x_test, scale=scale, seen=seen)
+            shards.append(replace(moved, gaps=gaps, gaps_test=gaps_test))
         scaling = self.scaling and self.scaling.reordered(positions)
         # the recipe would make the federation in its first order
         return replace(
@@ -606,18 +712,27 @@ class Federation:
                 f"{listed([repr(name) for name in names])}"
             )
         new_names = tuple(names)
+        if not self.objective.one_label:
+            if new_names != self.class_names:
+                own, others = (listed([str(n) for n in of]) for of in (self.class_names, names))
+                raise UsageError(
+                    f"the targets are {own}, and not {others}: give the same columns in order"
+                )
+            return self
         old_names = np.asarray(self.class_names)
         shards = []
         for client, shard in zip(self.names, self.shards, strict=True):
             numbers = []
             for labels in (shard.y, shard.y_test):
                 subject = f"client {client!r}"
-                numbers.append(class_names.numbers_of(new_names, old_names[labels], subject))
+                called = old_names[labels.astype(np.int64).reshape(-1)]
+                numbered = class_names.numbers_of(new_names, called, subject)
+                numbers.append(numbered.astype(labels.dtype).reshape(labels.shape))
             shards.append(replace(shard, y=numbers[0], y_test=numbers[1]))
         return replace(
             self,
             shards=tuple(shards),
-            classes=len(new_names),
+            classes=self.classes if self.objective.kind == Binary.kind else len(new_names),
             class_names=new_names,
             classes_counted=False,
             recipe=None,
@@ -674,6 +789,7 @@ class _UserArrays:
         categories: of each column, where gaps are filled.
         counted: whether some categories were found in the rows.
         prepare: categories of columns by their names, where gaps of arrays are filled, or None.
+        weights: as in `Federation.from_arrays`.
     """
 
     clients: Any
@@ -688,6 +804,18 @@ class _UserArrays:
     categories: tuple[Categories, ...] = ()
     counted: bool = False
     prepare: dict[str, Categories] | None = None
+    weights: Any = None
+
+    @property
+    def split(self) -> Split | None:
+        """Return which samples are held out; None where there are others for that."""
+        samples = self.test
+        if isinstance(samples, Mapping):
+            samples = list(samples.values())
+        if not isinstance(samples, list):
+            return Split.chosen(self.test)
+        said = [getattr(values, "dtype", None) in (bool, "boolean") for values in samples]
+        return Split(rows=self.test) if said and all(said) else None
 
 
 def _warned(federation: Federation, doubts: Sequence[str]) -> Federation:
@@ -712,25 +840,36 @@ def _from_files(
     """
     from securecluster.data.tables.clients import read_clients
     from securecluster.data.tables.files import file_table
+    from securecluster.data.tables.parts import followed_by
 
     names = class_names.given_names(classes)
-    read = read_clients(file_table(path, roles.wanted), roles, names)
+    table = file_table(path, roles.wanted)
+    read_roles = roles
+    if isinstance(roles.test.rows, Path):
+        table, held = followed_by(table, file_table(roles.test.rows, roles.wanted))
+        read_roles = replace(roles, test=Split(rows=held))
+    read = read_clients(table, read_roles, names)
     # absolute, so that the recipe holds in any working folder
     resolved = path.resolve()
     recipe = {
         "path": str(resolved),
         "client_column": roles.client,
-        "label_column": roles.label,
+        "label_column": roles.label if isinstance(roles.label, str) else ",".join(roles.label),
+        "test": roles.test,
         "truth_column": roles.truth,
+        "weight_column": roles.weight,
         "feature_columns": roles.features,
         "drop_columns": roles.drop,
         "missing": roles.missing,
         "classes": None if names is None else tuple(str(name) for name in names),
         "scaling": scaling,
         "prepare": roles.prepare,
+        "task": task_name(roles.task),
         "seed": seed,
     }
-    named = {"data": resolved.stem, "recipe": recipe}
+    named: dict[str, Any] = {"data": resolved.stem, "recipe": recipe}
+    if task_of(task_name(roles.task)) != roles.task:
+        named["recipe"] = None  # bounds of targets that no option gives
     return _from_columns(read, classes is not None, scaling, seed, **named)
 
 
@@ -746,9 +885,14 @@ def _from_columns(
         seed: of the federation.
         named: as for `_from_user_arrays`.
     """
+    trained = read.objective
+    if isinstance(trained, Regression):
+        trained, scaling = _with_bounds(trained, scaling, [str(name) for name in read.classes])
     arrays = _UserArrays(
         read.clients,
+        read.split,
         truth=read.truth,
+        objective=trained,
         columns=read.columns,
         # class numbers, which the reader of the table gave
         classes=len(read.classes) if classes_named else None,
@@ -756,9 +900,10 @@ def _from_columns(
         scaling=scaling,
         categories=read.categories,
         counted=read.counted,
+        weights=read.weights,
     )
     names = class_names.unless_plain(read.classes)
-    counted = not classes_named and classes_of_labels(CLASSIFICATION, names)
+    counted = read.task_counted or (not classes_named and classes_of_labels(trained, names))
     named |= {"class_names": names, "classes_counted": counted}
     federation, doubts = _from_user_arrays(arrays, seed, **named)
     return federation, [*read.doubts, *doubts]
@@ -776,29 +921,23 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
         UsageError: arrays that cannot be trained on.
     """
     objective = arrays.objective
-    if not isinstance(objective, Objective):
-        raise UsageError(
-            f"objective = {objective!r} is none: pass Classification(), Language() or "
-            "Trajectory(metres)"
-        )
     clients, test, clusters = _by_client_name(arrays)
     columns = Columns()
-    classified = objective.kind == Classification.kind
-    pairs = {name: read_pair(name, pair, columns, classified) for name, pair in clients.items()}
-    test_pairs = {name: read_pair(name, pair, columns, classified) for name, pair in test.items()}
+    pairs = {name: read_pair(name, pair, columns, objective) for name, pair in clients.items()}
+    test_pairs = {name: read_pair(name, pair, columns, objective) for name, pair in test.items()}
     names = None
-    if classified:
+    if not objective.sequential:
         pairs = _channels_first(pairs, arrays.channels)
         test_pairs = _channels_first(test_pairs, arrays.channels)
+    if objective.one_label:
         names = _number_labels(pairs, test_pairs, arrays.classes)
     randomness = _draws(seed)
+    held = _held_out(arrays, clients, test_pairs)
     splits = []
     # integer keys draw a client's random split as integers, not as the text of its name
     keys = [key for key, _ in keyed("clients", arrays.clients, isinstance(arrays.clients, list))]
     for (name, pair), key in zip(pairs.items(), keys, strict=True):
-        test_pair = test_pairs.get(name)
-        split = own_samples(name, pair, test_pair, objective, randomness, stream(key))
-        splits.append(split)
+        splits.append(own_samples(name, pair, held[name], objective, randomness, stream(key)))
     feature_names = arrays.columns
     if feature_names is None:
         feature_names = columns.names
@@ -810,7 +949,11 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     if arrays.prepare is not None:
         arrays = replace(arrays, categories=_of_arrays(arrays.prepare, feature_names, shape))
     scaling = _scaling(arrays, feature_names, shape)
-    shards = tuple(_shard(train_pair, test_pair, scaling) for train_pair, test_pair in splits)
+    objective = _with_scale(objective, scaling)
+    _check_gaps(scaling, clients, splits, feature_names)
+    shards = tuple(_shard(*pair, scaling, objective) for pair in splits)
+    if arrays.weights is not None:
+        shards = _weighted(arrays, pairs, held, shards, randomness)
     counted = arrays.classes is None and classes_of_labels(objective, names)
     class_fields: dict[str, Any] = {"class_names": names, "classes_counted": counted}
     federation = Federation(
@@ -826,6 +969,49 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     )
     samples = [x for x, _ in pairs.values()]
     return federation, [*doubts, *_doubts(federation, arrays, samples)]
+
+
+def _held_out(
+    arrays: _UserArrays, clients: Mapping[str, Any], test_pairs: Mapping[str, Pair]
+) -> dict[str, Pair | Split]:
+    """Return each client's held-out samples, or which of its samples are held out.
+
+    Args:
+        arrays: as the user gave them.
+        clients: training samples by the clients' names.
+        test_pairs: held-out samples, where there are such.
+    """
+    split = arrays.split
+    if split is None:
+        return dict(test_pairs)
+    if not split.given:
+        return dict.fromkeys(clients, split)
+    (field_name,) = split.given
+    argument = f"{field_name} of the test rows"
+    values = by_name(argument, getattr(split, field_name), isinstance(arrays.clients, list))
+    _check_same_clients(argument, values, clients)
+    return {name: own_split(name, split, clients[name], values[name]) for name in clients}
+
+
+def _check_gaps(
+    scaling: Scaling | None,
+    names: Iterable[str],
+    splits: Sequence[tuple[Pair, Pair]],
+    feature_names: Sequence[str] | None,
+) -> None:
+    """Raise UsageError for samples that are infinite, where those that are missing are filled.
+
+    Args:
+        scaling: of the features, or None.
+        names: of the clients.
+        splits: each client's training and held-out samples.
+        feature_names: of the columns, if they have some.
+    """
+    if scaling is None or not scaling.categories:
+        return  # they are checked when they are scaled
+    for name, pairs in zip(names, splits, strict=True):
+        for x, _ in pairs:
+            _check_finite(name, np.where(np.isnan(x), 0.0, x), feature_names)
 
 
 def _of_arrays(
@@ -864,9 +1050,11 @@ def _scaling(
         shape: of a sample.
     """
     scaling = Scaling.chosen(arrays.scaling, names, shape, arrays.categories)
+    if arrays.channels == LAST:
+        scaling = replace(scaling or Scaling(NONE), channels=LAST)
     if scaling is not None and arrays.counted:
         scaling = replace(scaling, counted=True)
-    if scaling is not None and arrays.objective.kind != Classification.kind:
+    if scaling is not None and arrays.objective.sequential:
         raise UsageError("sequences have scales of their own: leave scaling out")
     return scaling
 
@@ -884,12 +1072,12 @@ def _doubts(
     """
     doubts = plausibility.client_doubts(federation.names)
     names, scaling = federation.feature_names, federation.scaling
-    if federation.objective.kind == Classification.kind and not arrays.categories:
+    if not federation.objective.sequential and not arrays.categories:
         scaled = None if scaling is None else [shard.x for shard in federation.shards]
         doubts += plausibility.feature_doubts(samples, names, arrays.advice, scaled)
         doubts += plausibility.bounds_doubts(samples, scaling, names)
     # who gives none on purpose knows
-    if arrays.test is None:
+    if arrays.split is not None and arrays.split.rows is None:
         clients = zip(federation.names, federation.shards, strict=True)
         untested = [name for name, shard in clients if not len(shard.y_test)]
         doubts += plausibility.test_doubts(untested)
@@ -906,9 +1094,9 @@ def _channels_first(pairs: Mapping[str, Pair], channels: str) -> dict[str, Pair]
     Raises:
         UsageError: another word, or "last" for samples that are no images.
     """
-    if channels == "first":
+    if channels == FIRST:
         return dict(pairs)
-    if channels != "last":
+    if channels != LAST:
         raise UsageError(f"channels = {channels!r}: give 'first' or 'last'")
     transposed = {}
     for name, (x, y) in pairs.items():
@@ -952,27 +1140,108 @@ def _number_labels(
     return class_names.unless_plain(names)
 
 
-def _shard(train_pair: Pair, test_pair: Pair, scaling: Scaling | None) -> Shard:
+def _with_bounds(
+    trained: Regression, scaling: Any, targets: Sequence[str]
+) -> tuple[Regression, Any]:
+    """Return a regression with the bounds of its targets, and the scaling without them.
+
+    Args:
+        trained: the objective.
+        scaling: as in `Federation.from_arrays`; bounds by column may name targets.
+        targets: names of their columns.
+
+    Raises:
+        UsageError: bounds of some targets only.
+    """
+    if not isinstance(scaling, Mapping) or not set(targets) & set(scaling):
+        return trained, scaling
+    missing = [name for name in targets if name not in scaling]
+    if missing:
+        raise UsageError(f"bounds name some targets, and not {listed(missing)}: give all or none")
+    of_features = {name: pair for name, pair in scaling.items() if name not in targets}
+    bounds = tuple(tuple(scaling[name]) for name in targets)
+    return replace(trained, bounds=bounds), of_features or "none"
+
+
+def _with_scale(objective: Objective, scaling: Scaling | None) -> Objective:
+    """Return the objective whose targets are scaled as features are, unless they have bounds.
+
+    Args:
+        objective: of training.
+        scaling: of the features.
+    """
+    if not isinstance(objective, Regression) or scaling is None or not scaling.of_rows:
+        return objective
+    return replace(objective, standardised=not objective.bounds)
+
+
+def _shard(
+    train_pair: Pair, test_pair: Pair, scaling: Scaling | None, objective: Objective
+) -> Shard:
     """Return a client's samples, on another scale where one is chosen.
 
     Args:
         train_pair: samples (x, y) to train on.
         test_pair: held-out samples.
         scaling: of all clients.
+        objective: of training, whose targets may have a scale of their own.
     """
-    (x, y), (x_test, y_test) = train_pair, test_pair
+    x, x_test = train_pair[0], test_pair[0]
+    (y, y_test), target = scaled_targets(train_pair, test_pair, objective)
     # a client without samples is refused later
     if not x.size:
         return Shard(x, y, x_test, y_test)
     seen = None
     if x.ndim == 2 and x.dtype.kind == "f":
-        # a column without a value has no range, and NaN is never outside of it
-        seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
+        seen = np.stack([x.min(axis=0), x.max(axis=0)]).astype(np.float64)
+        if np.isnan(seen).any():
+            # a column without a value has no range, and NaN is never outside of it
+            seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
     if scaling is None:
-        return Shard(_single(x), y, _single(x_test), y_test, seen=seen)
+        return Shard(_single(x), y, _single(x_test), y_test, seen=seen, target=target)
     scale = scaling.scale_of(x)
+    gaps = gaps_test = None
+    if scaling.shared:
+        gaps, gaps_test = (scaling.gaps(samples) for samples in (x, x_test))
     x, x_test = (scaling.prepared(samples, scale) for samples in (x, x_test))
-    return Shard(x, y, x_test, y_test, scale, seen)
+    return Shard(x, y, x_test, y_test, scale, seen, target, gaps=gaps, gaps_test=gaps_test)
+
+
+def _weighted(
+    arrays: _UserArrays,
+    pairs: Mapping[str, Pair],
+    held: Mapping[str, Pair | Split],
+    shards: Sequence[Shard],
+    randomness: Randomness,
+) -> tuple[Shard, ...]:
+    """Return clients' samples with the weights of those to train on.
+
+    Args:
+        arrays: as the user gave them, with weights.
+        pairs: all samples of each client by its name, or those to train on.
+        held: held-out samples of each client, or which of its samples are.
+        shards: the samples as they were dealt into those to train on and those held out.
+        randomness: of the federation.
+
+    Raises:
+        UsageError: other clients or numbers of samples, or weights that are none.
+    """
+    numbered = isinstance(arrays.clients, list)
+    given = by_name("weights", arrays.weights, numbered)
+    _check_same_clients("weights", given, pairs)
+    keys = [key for key, _ in keyed("clients", arrays.clients, numbered)]
+    weighted = []
+    for (name, (_, y)), key, shard in zip(pairs.items(), keys, shards, strict=True):
+        weights = weights_of(name, given[name], len(y))
+        if isinstance(held[name], Split):
+            # dealt like the samples: rows stand in their place
+            rows = np.arange(len(y))[:, None]
+            (rows, _), _ = own_samples(
+                name, (rows, y), held[name], arrays.objective, randomness, stream(key)
+            )
+            weights = weights[rows[:, 0].astype(np.int64)]
+        weighted.append(replace(shard, weights=weights))
+    return tuple(weighted)
 
 
 def _single(samples: NDArray[Any]) -> NDArray[Any]:
@@ -996,12 +1265,12 @@ def _by_client_name(arrays: _UserArrays) -> tuple[dict[str, Any], dict[str, Any]
     if not clients:
         raise UsageError("a federation needs clients: pass {name: (X, y)}")
     test: dict[str, Any] = {}
-    if arrays.test is not None:
+    if arrays.split is None:
         test = by_name("test", arrays.test, numbered)
     clusters: dict[str, Any] = {}
     if arrays.truth is not None:
         clusters = by_name("truth", arrays.truth, numbered)
-    if arrays.test is not None:
+    if arrays.split is None:
         _check_same_clients("test", test, clients)
     if arrays.truth is not None:
         _check_same_clients("truth", clusters, clients)
@@ -1036,6 +1305,9 @@ def _count_outputs(
         splits: each client's training and held-out samples, to count from.
         names: of the classes, if they have some.
     """
+    trained = arrays.objective
+    if not trained.sequential and trained.kind != Classification.kind:
+        return outputs([train_pair for train_pair, _ in splits], trained), []
     named_classes = class_names.given_names(arrays.classes)
     if named_classes is not None:
         return len(named_classes), []
@@ -1092,7 +1364,10 @@ def _default(data: Source) -> Scenario:
 def fingerprint(shard: Shard) -> bytes:
     """Return a hash of one client's samples."""
     digest = hashlib.blake2b(digest_size=16)
-    for array in (shard.x, shard.y, shard.x_test, shard.y_test):
+    arrays = [shard.x, shard.y, shard.x_test, shard.y_test]
+    added = (shard.weights, shard.gaps, shard.gaps_test)
+    arrays += [given for given in added if given is not None]
+    for array in arrays:
         # the same bytes in another shape or type are other data
         header = f"{array.shape}{array.dtype}"
         digest.update(header.encode())

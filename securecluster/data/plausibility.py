@@ -10,6 +10,7 @@ values that are not centred: digits reach 0.97 to 0.99 at 2.9, and 0.19 to 0.87 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.data.feature_columns import listed
-from securecluster.data.scaling import Scaling
+from securecluster.data.scaling import Categories, Scaling, codes_of
 from securecluster.errors import UsageError
 
 Array = NDArray[Any]
@@ -79,8 +80,7 @@ def count_classes(labels: Sequence[Array], are_numbers: bool = True) -> tuple[in
         rarest = np.unique(all_labels, return_counts=True)[1].min()
         doubts.append(
             f"{len(all_labels)} samples have {occurring} different labels, and {rarest} has the "
-            "rarest: labels are classes, and to predict numbers (regression) is not supported yet, "
-            "so group them"
+            "rarest: labels are classes, so group them, or predict numbers (task regression)"
         )
     return classes, doubts
 
@@ -157,17 +157,18 @@ def _distinct(values: Array) -> Array:
 
 
 def client_doubts(names: Sequence[str]) -> list[str]:
-    """Return a doubt about clients whose names differ in case alone.
+    """Return a doubt about clients whose names differ in case alone, or in zeros of a number.
 
     Args:
         names: of all clients.
     """
     seen: dict[str, str] = {}
-    pairs = [(seen.setdefault(name.casefold(), name), name) for name in names]
+    read = [re.sub(r"^0*(\d+)(\.0*)?$", r"\1", name.casefold()) for name in names]
+    pairs = [(seen.setdefault(key, name), name) for key, name in zip(read, names, strict=True)]
     alike = [f"{first!r} and {name!r}" for first, name in pairs if first != name]
     if not alike:
         return []
-    return [f"names of clients differ in case alone ({listed(alike)}): are they one?"]
+    return [f"names of clients differ in case alone, or in zeros ({listed(alike)}): are they one?"]
 
 
 def bounds_doubts(
@@ -200,28 +201,39 @@ def bounds_doubts(
     return [f"values{location} lie beyond the bounds, and are cut off there: {beyond} of them"]
 
 
-def far_doubts(samples: Array, seen: Array, names: Sequence[str] | None) -> list[str]:
+def far_doubts(
+    samples: Array, seen: Array, names: Sequence[str] | None, categories: Sequence[Categories] = ()
+) -> list[str]:
     """Return a doubt about values far outside of what a client trained on.
 
-    They lie beyond its smallest or largest value by more than the distance between these two.
+    Numbers lie beyond its smallest or largest value by more than the distance between these two; of
+    categories they are none that the run has.
 
     Args:
         samples: of a table (n, k).
         seen: the smallest and the largest value of each column (2, k).
         names: of the columns, or None.
+        categories: of each column, where the run fills gaps.
     """
     low, high = seen
     # single precision tells no closer values apart
     margin = high - low + np.abs(seen).max(axis=0) * np.finfo(np.float32).eps
     far = (samples < low - margin) | (samples > high + margin)
+    column_names = _column_names(samples.shape[1], names)
+    had = [f"it had {smallest:g} to {largest:g}" for smallest, largest in seen.T]
+    for k, kinds in enumerate(categories):
+        if kinds is not None:
+            far[:, k] = ~(np.isin(samples[:, k], codes_of(kinds)) | np.isnan(samples[:, k]))
+            had[k] = f"the run has {listed([repr(kind) for kind in kinds])}"
     columns = np.flatnonzero(far.any(axis=0)).tolist()
     if not columns:
         return []
-    column_names = _column_names(samples.shape[1], names)
     parts = []
     for k in columns:
         first = float(samples[far[:, k], k][0])
-        parts.append(f"{column_names[k]} ({first:g}, where it had {low[k]:g} to {high[k]:g})")
+        kinds = categories[k] if categories else None
+        shown = "other text" if kinds and isinstance(kinds[0], str) else f"{first:g}"
+        parts.append(f"{column_names[k]} ({shown}, where {had[k]})")
     return [
         f"values in {int(far.any(axis=1).sum())} of {len(samples)} rows lie far outside of what "
         f"the client trained on: {listed(parts)}; its model has seen nothing like them"

@@ -1,8 +1,9 @@
 """Scales of users' own features, chosen before a run.
 
-No statistic leaves a client: bounds are public, and a client's mean and standard deviation stay
-with it. Scaling each client by its own statistics makes all clients' features have the same means
-and deviations, so a shift between clients, which may be what tells clusters apart, is gone.
+Bounds are public, and a client's own mean and standard deviation stay with it. Scaling each client
+by its own statistics makes all clients' features have the same means and deviations, so a shift
+between clients, which may be what tells clusters apart, is gone. Those over all clients leave in
+one sum of the run (`shared_scale`), and until then samples are on their public bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from securecluster.data.feature_columns import listed
 from securecluster.errors import UsageError
 
 Array: TypeAlias = NDArray[Any]
-NONE, CLIENT, BOUNDS = "none", "client", "bounds"
+NONE, CLIENT, BOUNDS, SHARED = "none", "client", "bounds", "shared"
+FIRST, LAST = "first", "last"  # axes of images' channels
+POOLED = "pooled"  # name of the shared means and deviations (2, f) in clients' state
 AUTO = "auto"  # a preparation that finds categories itself
 Categories: TypeAlias = tuple[str | float, ...] | None  # of a column; None for numbers
 
@@ -58,15 +61,20 @@ class Scale:
         widths = np.where(deviations > rounding, deviations, 0.0)
         return cls(tuple(means.tolist()), tuple(widths.tolist()))
 
-    def applied(self, samples: Array) -> Array:
-        """Return samples (n, …) on this scale, as float32."""
+    def applied(self, samples: Array, dtype: type = np.float32) -> Array:
+        """Return samples (n, …) on this scale.
+
+        Args:
+            samples: (n, …).
+            dtype: of the result.
+        """
         # an empty array may have any shape
         if not samples.size:
-            return samples.astype(np.float32)
+            return samples.astype(dtype)
         centred = samples.astype(np.float64) - np.asarray(self.centre)
         width = np.asarray(self.width)
         scaled: Array = np.where(width > 0, centred / np.where(width > 0, width, 1.0), 0.0)
-        return scaled.astype(np.float32)
+        return scaled.astype(dtype)
 
     def reordered(self, positions: Sequence[int]) -> Scale:
         """Return the scale of features in another order.
@@ -86,13 +94,17 @@ class Scaling:
 
     Args:
         kind: "client": each client by its own mean and standard deviation; "bounds": from public
-            bounds to −1 … 1, with values beyond them cut off.
+            bounds to −1 … 1, with values beyond them cut off; "shared": likewise, and from there by
+            the mean and the deviation over all clients, which the run finds; "none": as they are,
+            of images whose channels come last.
         low: lower bound of each feature, or one of all of them; empty for "client".
         high: upper bounds.
         categories: of each column of a table whose gaps are filled: numbers are filled by the
             client's own median, or the middle of the bounds, and each category becomes a feature,
             which is 1 where a row has it; empty where samples have no gaps.
         counted: whether categories were found in the clients' rows, and not given.
+        channels: axis of images' channels as clients have them, "first" or "last"; networks take
+            them first.
     """
 
     kind: str
@@ -100,6 +112,7 @@ class Scaling:
     high: tuple[float, ...] = ()
     categories: tuple[Categories, ...] = ()
     counted: bool = field(default=False, compare=False)
+    channels: str = FIRST
 
     @classmethod
     def chosen(
@@ -113,7 +126,7 @@ class Scaling:
 
         Args:
             choice: "none", "client", or bounds: one pair (low, high), or a pair for each column by
-                its name, or by its number where columns have no names.
+                its name, or by its number where columns have no names; or ("shared", bounds).
             names: of the columns, or None.
             shape: of a sample.
             categories: of each column, where gaps are filled; then "none" is "client".
@@ -131,17 +144,85 @@ class Scaling:
             return None
         if isinstance(choice, str) and choice == CLIENT:
             return cls(CLIENT)
+        if is_shared(choice):
+            return cls._shared(choice[1], names, shape)
         if isinstance(choice, Mapping):
             pairs = _of_columns(choice, names, shape)
         elif isinstance(choice, str):
             raise UsageError(
-                f"scaling = {choice!r}: give 'none', 'client', or bounds such as "
-                "{'age': (0, 120)}"
+                f"scaling = {choice!r}: give 'none', 'client', bounds such as "
+                "{'age': (0, 120)}, or ('shared', bounds)"
             )
         else:
             pairs = [_pair("all features", choice)]
         low, high = zip(*pairs, strict=True)
         return cls(BOUNDS, tuple(low), tuple(high))
+
+    @classmethod
+    def _shared(cls, bounds: Any, names: Sequence[str] | None, shape: Sequence[int]) -> Scaling:
+        """Return the scaling by numbers that the run finds within public bounds.
+
+        Raises:
+            UsageError: samples that are no table, or bounds that are no bounds of its columns.
+        """
+        if len(shape) != 1 or not shape[0]:
+            raise UsageError(
+                "a shared mean and deviation are of the columns of numbers of a table, and there "
+                "are none: give bounds, or 'client'"
+            )
+        scaling = None if isinstance(bounds, str) else cls.chosen(bounds, names, shape)
+        if scaling is None:
+            raise UsageError(
+                f"scaling = ('shared', {bounds!r}): what clients send is bounded by public bounds, "
+                "give them: ('shared', {'age': (0, 120), ...})"
+            )
+        repeats = shape[0] // len(scaling.low)
+        return cls(SHARED, scaling.low * repeats, scaling.high * repeats)
+
+    @property
+    def shared(self) -> bool:
+        """Return whether the run finds the mean and the deviation over all clients."""
+        return self.kind == SHARED
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the features that are numbers, and not marks of categories."""
+        if not self.categories:
+            return list(range(len(self.low)))
+        return np.flatnonzero(np.isnan(self.marks)).tolist()
+
+    def pooled(self, scale: Sequence[Sequence[float]]) -> Scale:
+        """Return the scale of samples as clients have them, whose gaps become means.
+
+        Args:
+            scale: means and deviations of the numbers on public bounds, as the run found them.
+        """
+        bounds = self.public
+        assert bounds is not None
+        centre, width = np.asarray(bounds.centre), np.asarray(bounds.width)
+        # marks of categories stay as they are
+        centre[self.numbers] += width[self.numbers] * scale[0]
+        width[self.numbers] *= scale[1]
+        return Scale(tuple(centre.tolist()), tuple(width.tolist()), self._fills(centre))
+
+    def gaps(self, samples: Array) -> Array:
+        """Return which numbers are missing, by feature (n, f).
+
+        Args:
+            samples: (n, k), NaN for gaps.
+        """
+        gaps: Array = np.isnan(samples)
+        if self.categories and gaps.size:
+            gaps = gaps[:, self.sources] & np.isnan(self.marks)
+        return gaps
+
+    def _fills(self, centre: Array) -> tuple[float, ...]:
+        """Return what stands in for gaps of each column: the centre of numbers."""
+        if not self.categories:
+            return ()
+        firsts = [self.sources.index(k) for k in range(len(self.categories))]
+        middles = zip(self.categories, centre[firsts].tolist(), strict=True)
+        return tuple(np.nan if names else middle for names, middle in middles)
 
     @property
     def of_rows(self) -> bool:
@@ -150,17 +231,15 @@ class Scaling:
 
     @property
     def public(self) -> Scale | None:
-        """Return the scale of all clients; None where each has its own."""
+        """Return the scale of all clients before a run; None where each has its own."""
         if self.kind == CLIENT:
             return None
+        if self.kind == NONE:
+            return Scale((0.0,), (1.0,))
         low, high = np.asarray(self.low), np.asarray(self.high)
         centre = (low + high) / 2
-        fill: tuple[float, ...] = ()
-        if self.categories:
-            firsts = [self.sources.index(k) for k in range(len(self.categories))]
-            middles = zip(self.categories, centre[firsts].tolist(), strict=True)
-            fill = tuple(np.nan if names else middle for names, middle in middles)
-        return Scale(tuple(centre.tolist()), tuple(((high - low) / 2).tolist()), fill)
+        width = (high - low) / 2
+        return Scale(tuple(centre.tolist()), tuple(width.tolist()), self._fills(centre))
 
     def scale_of(self, samples: Array) -> Scale:
         """Return a client's scale.
@@ -210,7 +289,7 @@ class Scaling:
         return expanded
 
     def prepared(self, samples: Array, scale: Scale) -> Array:
-        """Return samples as networks take them, in single precision.
+        """Return samples as networks take them, in single precision unless the run scales them.
 
         Args:
             samples: (n, …), as a client has them.
@@ -218,7 +297,7 @@ class Scaling:
         """
         if self.categories and samples.size:
             samples = self.expanded(samples, scale.fill)
-        return scale.applied(self.bounded(samples))
+        return scale.applied(self.bounded(samples), np.float64 if self.shared else np.float32)
 
     def with_categories(self, categories: tuple[Categories, ...]) -> Scaling:
         """Return the scaling of the numbers among columns of which some are categories."""
@@ -235,8 +314,8 @@ class Scaling:
         return replace(scaling, low=bounds[0], high=bounds[1])
 
     def bounded(self, samples: Array) -> Array:
-        """Return samples (n, …) with values beyond the bounds cut off; all of them for "client"."""
-        if self.kind == CLIENT or not samples.size:
+        """Return samples (n, …) with values beyond the bounds cut off, where there are bounds."""
+        if not self.low or not samples.size:
             return samples
         bounded: Array = np.clip(samples, self.low, self.high)
         return bounded
@@ -270,12 +349,24 @@ class Scaling:
     def as_json(self) -> dict[str, Any]:
         """Return the scaling as JSON has it."""
         content: dict[str, Any] = {"kind": self.kind}
-        if self.kind == BOUNDS:
+        if self.low:
             content |= {"low": list(self.low), "high": list(self.high)}
         if self.categories:
             content["categories"] = [names and list(names) for names in self.categories]
             content["counted"] = self.counted
+        if self.channels != FIRST:
+            content["channels"] = self.channels
         return content
+
+    def given_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a sample as clients have it.
+
+        Args:
+            shape: as networks take it.
+        """
+        if self.categories:
+            return (len(self.categories),)
+        return (*shape[1:], shape[0]) if self.channels == LAST else tuple(shape)
 
     @classmethod
     def read(cls, value: Any) -> Scaling | None:
@@ -288,9 +379,12 @@ class Scaling:
             return None
         low, high = (tuple(map(float, value.get(name, ()))) for name in ("low", "high"))
         categories = tuple(_categories(names) for names in value.get("categories", ()))
-        if value["kind"] not in (CLIENT, BOUNDS) or len(low) != len(high):
+        channels = value.get("channels", FIRST)
+        kinds = (CLIENT, BOUNDS, SHARED, *([NONE] if channels == LAST else []))
+        if value["kind"] not in kinds or len(low) != len(high) or channels not in (FIRST, LAST):
             raise ValueError("no scaling")
-        return cls(value["kind"], low, high, categories, bool(value.get("counted", False)))
+        counted = bool(value.get("counted", False))
+        return cls(value["kind"], low, high, categories, counted, channels)
 
 
 def _categories(names: Any) -> Categories:
@@ -442,28 +536,32 @@ def chosen_scaling(scaling: str | None, bounds: Sequence[str] | None) -> Any:
     """Return the scaling that options of the command line name, as `Scaling.chosen` takes it.
 
     Args:
-        scaling: "none", "client" or "bounds"; None is "bounds" where there are some, else "none".
+        scaling: "none", "client", "bounds" or "shared"; None is "bounds" where there are some, else
+            "none".
         bounds: as COLUMN=LOW:HIGH, or a single LOW:HIGH.
 
     Raises:
         UsageError: another word, or bounds without numbers or without use.
     """
     mode = scaling or (BOUNDS if bounds else NONE)
-    if mode not in (NONE, CLIENT, BOUNDS):
-        raise UsageError(f"--scaling {mode}: give one of {NONE}, {CLIENT}, {BOUNDS}")
-    if bounds and mode != BOUNDS:
+    if mode not in (NONE, CLIENT, BOUNDS, SHARED):
+        raise UsageError(f"--scaling {mode}: give one of {NONE}, {CLIENT}, {BOUNDS}, {SHARED}")
+    if bounds and mode in (NONE, CLIENT):
         raise UsageError(f"--bounds are for --scaling bounds, not {mode}: leave one of them out")
-    if mode != BOUNDS:
+    if mode in (NONE, CLIENT):
         return mode
     if not bounds:
-        raise UsageError("--scaling bounds needs public bounds: give --bounds age=0:120 …")
+        raise UsageError(f"--scaling {mode} needs public bounds: give --bounds age=0:120 …")
     pairs = {}
     for text in bounds:
         column, _, values = text.rpartition("=")
         pairs[column] = tuple(values.split(":"))
+    chosen: Any
     if list(pairs) == [""]:
-        return _pair("all features", pairs[""])
-    return {column: _pair(f"column {column!r}", pair) for column, pair in pairs.items()}
+        chosen = _pair("all features", pairs[""])
+    else:
+        chosen = {column: _pair(f"column {column!r}", pair) for column, pair in pairs.items()}
+    return (SHARED, chosen) if mode == SHARED else chosen
 
 
 def scaling_options(scaling: Any) -> dict[str, Any]:
@@ -474,8 +572,17 @@ def scaling_options(scaling: Any) -> dict[str, Any]:
     """
     if isinstance(scaling, str):
         return {"scaling": None if scaling == NONE else scaling}
+    mode = BOUNDS
+    if is_shared(scaling):
+        mode, scaling = scaling
     pairs = {"": scaling}
     if isinstance(scaling, Mapping):
         pairs = {f"{column}=": pair for column, pair in scaling.items()}
     texts = [f"{column}{float(low)!r}:{float(high)!r}" for column, (low, high) in pairs.items()]
-    return {"scaling": BOUNDS, "bounds": tuple(texts)}
+    return {"scaling": mode, "bounds": tuple(texts)}
+
+
+def is_shared(choice: Any) -> bool:
+    """Return whether a user's choice is ("shared", bounds)."""
+    is_pair = isinstance(choice, list | tuple) and len(choice) == 2
+    return is_pair and isinstance(choice[0], str) and choice[0] == SHARED

@@ -12,11 +12,13 @@ import numpy as np
 
 from securecluster.core.noted_warnings import noted
 from securecluster.core.validation import PythonOnly, check_seed
-from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
-from securecluster.data.datasets import default_scenario
+from securecluster.data import Federation, LabelSwap, Scenario
+from securecluster.data.datasets import default_scenario, source_names
 from securecluster.data.scaling import AUTO, chosen_categories, chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
+from securecluster.data.splits import FIFTH
 from securecluster.errors import UsageError, unknown
+from securecluster.models.objectives import Binary, task_name, task_of
 
 DEFAULT_CLIENTS = 20
 # by data and scenario; tasks of five, three and two clients (Ali & Arafa 2024)
@@ -24,8 +26,8 @@ CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
-    "client_column", "label_column", "classes", "truth_column", "feature_columns", "drop_columns",
-    "missing", "scaling", "bounds", "prepare",
+    "client_column", "label_column", "test_column", "classes", "truth_column", "weight_column",
+    "feature_columns", "drop_columns", "missing", "scaling", "bounds", "prepare", "task",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -46,13 +48,27 @@ class Simulation:
     folder is one
     """
     label_column: str | None = None
-    """your own file: the column to learn; the other columns are features"""
+    """your own file: the column to learn, or several, joined by commas; the other columns are
+    features
+    """
+    test_column: str | None = None
+    """your own file: the column that says which rows are held out (true or false, test or train);
+    @file or @folder where files or folders are called so; None is a fifth of each client's rows,
+    stratified by label
+    """
+    task: str | None = None
+    """your own file: classification, binary (one output for two classes), multilabel (columns of 0
+    and 1) or regression (squared error; also regression:absolute, regression:huber[:DELTA]); None
+    takes many numbers that are not whole for a regression, and says so
+    """
     classes: tuple[str, ...] | None = None
     """your own file: the labels that are learned, in the order of their class numbers; None is all
     that occur, which a run with noise refuses, as they tell of the clients' data
     """
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
+    weight_column: str | None = None
+    """your own file: the column with each row's weight in training, which is taken as public"""
     feature_columns: tuple[str, ...] | None = None
     """your own file: the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
@@ -63,10 +79,13 @@ class Simulation:
     """
     scaling: str | None = None
     """your own file: none, client (each client standardises its features by its own mean and
-    deviation, and shifts between clients are lost) or bounds (--bounds become -1 and 1)
+    deviation, and shifts between clients are lost), bounds (--bounds become -1 and 1) or shared
+    (mean and deviation over all clients, within --bounds, by one sum that the run protects)
     """
     bounds: tuple[str, ...] | None = None
-    """your own file: public bounds of the features, COLUMN=LOW:HIGH for each, or one LOW:HIGH"""
+    """your own file: public bounds of the features, COLUMN=LOW:HIGH for each, or one LOW:HIGH; and
+    of the targets of a regression
+    """
     prepare: str | None = None
     """your own file: auto fills gaps and makes numbers of categories and dates, each client by its
     own rows unless there are bounds
@@ -116,7 +135,7 @@ class Simulation:
     @property
     def own(self) -> bool:
         """Return whether the data is a user's own file and not a known set."""
-        if self.data in SOURCES:
+        if self.data in source_names():
             return False
         # what only looks like a path is refused as one, and not as a misspelt data set
         looks_like_path = "/" in self.data or "." in self.data
@@ -181,6 +200,10 @@ class Simulation:
         if "path" in recipe:
             for name in ("feature_columns", "drop_columns", "missing", "classes"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
+            test = recipe.pop("test")
+            recipe["test_column"] = test.column if test.given == ["rows"] else None
+            if recipe["test_column"] is None and (test.given or test != FIFTH):
+                return None  # a split that was given in Python
             scaling = scaling_options(recipe.pop("scaling"))
             prepare = recipe.pop("prepare")
             if prepare:  # categories that were given in Python
@@ -209,11 +232,14 @@ class Simulation:
                 self.data,
                 client_column=self.client_column,
                 label_column=self.label_column,
+                test=self.test_column,
                 truth_column=self.truth_column,
+                weight_column=self.weight_column,
                 feature_columns=self.feature_columns,
                 drop_columns=self.drop_columns or (),
                 missing=self.missing,
                 classes=self.classes,
+                task=self.task,
                 scaling=chosen_scaling(self.scaling, self.bounds),
                 prepare=self.prepare,
                 seed=self.seed,
@@ -258,11 +284,7 @@ class Simulation:
         for role, column in roles.items():
             if column is not None:
                 phrases.append(f"{role}: {column}")
-        labels = [y for shard in federation.shards for y in (shard.y, shard.y_test)]
-        counts = np.bincount(np.concatenate(labels), minlength=federation.classes)
-        rarest = int(counts.argmin())
-        name = (federation.class_names or range(federation.classes))[rarest]
-        phrases.append(f"{federation.classes} classes, the rarest {name} ({counts[rarest]} rows)")
+        phrases.append(_learned(federation))
         names = federation.feature_names
         features = f"features ({len(names)}): {listed(names, 12)}"
         return f"{features}; {', '.join(phrases)}"
@@ -291,8 +313,9 @@ class Simulation:
 
     def _check_named(self) -> None:
         """Raise UsageError for an unknown data set, options of files, or a wrong scenario."""
-        if self.data not in SOURCES:
-            raise unknown("data", self.data, SOURCES)
+        names = source_names()
+        if self.data not in names:
+            raise unknown("data", self.data, names)
         for name in FILE_OPTIONS:
             if getattr(self, name) is not None:
                 raise UsageError(
@@ -306,7 +329,7 @@ class Simulation:
         if not os.path.exists(self.data):
             raise UsageError(
                 f"{self.data} does not exist: give a CSV, parquet or Excel file, or a folder of "
-                f"them, or one of {', '.join(SOURCES)}"
+                f"them, or one of {', '.join(source_names())}"
             )
         if self.client_column is None or self.label_column is None:
             raise UsageError(
@@ -315,6 +338,7 @@ class Simulation:
             )
         chosen_scaling(self.scaling, self.bounds)  # refuses options that do not go together
         chosen_categories(self.prepare)
+        task_of(self.task)
         default = Simulation()
         for name in DEALING_OPTIONS:
             if getattr(self, name) != getattr(default, name):
@@ -322,6 +346,21 @@ class Simulation:
                     f"{option_name(name)} deals out a known data set, and the clients of "
                     f"{self.data} are given: leave it out"
                 )
+
+
+def _learned(federation: Federation) -> str:
+    """Return in words what is learned of a file: its rarest class, or its task."""
+    trained = federation.objective
+    if not trained.one_label:
+        return f"task: {task_name(trained)}"
+    labels = [y for shard in federation.shards for y in (shard.y, shard.y_test)]
+    numbers = np.concatenate(labels).reshape(-1).astype(np.int64)
+    # a binary task has one output for two
+    classes = federation.classes + (trained.kind == Binary.kind)
+    counts = np.bincount(numbers, minlength=classes)
+    rarest = int(counts.argmin())
+    name = (federation.class_names or range(classes))[rarest]
+    return f"{classes} classes, the rarest {name} ({counts[rarest]} rows)"
 
 
 def option_name(field_name: str) -> str:

@@ -7,6 +7,7 @@ does not tell is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -17,9 +18,18 @@ from securecluster.core.client_names import name_of
 from securecluster.core.randomness import Randomness
 from securecluster.data.class_names import EMPTY, class_labels
 from securecluster.data.feature_columns import Columns, names_of
+from securecluster.data.scaling import Scale
+from securecluster.data.splits import Split
 from securecluster.data.torch_samples import pair_in
 from securecluster.errors import UsageError
-from securecluster.models.objectives import Classification, Language, Objective, Trajectory
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Classification,
+    Language,
+    Objective,
+    Regression,
+    Trajectory,
+)
 
 Labels = NDArray[np.int64]
 Pair = tuple[NDArray[Any], NDArray[Any]]
@@ -71,6 +81,8 @@ def keyed(argument: str, value: Any, numbered: bool) -> list[tuple[Any, Any]]:
     example, advice = "{name: (X, y)}", "with an entry for every client"
     if argument == "truth":
         example = "{name: cluster}"
+    if argument.endswith("test rows"):
+        example = "{name: values}"
     if argument == "clients":
         advice = "or a list of pairs; Federation.from_frame takes one table of all clients"
     raise UsageError(f"{argument} is a mapping {example}, not {type(value).__name__}: {advice}")
@@ -87,7 +99,9 @@ def stream(key: Any) -> str | int:
     return str(key)
 
 
-def read_pair(name: str, samples: Any, columns: Columns, classified: bool = True) -> Pair:
+def read_pair(
+    name: str, samples: Any, columns: Columns, objective: Objective = CLASSIFICATION
+) -> Pair:
     """Return X and y of a client as arrays, X with its columns in the shared order.
 
     Where both have an index, y is put in the order of X by it.
@@ -97,7 +111,8 @@ def read_pair(name: str, samples: Any, columns: Columns, classified: bool = True
         samples: a pair (X, y), of which tables, sparse matrices and tensors become arrays; or a
             torch Dataset or DataLoader.
         columns: of all clients.
-        classified: True if y contains labels, which become one for each sample.
+        objective: of training; of classes y becomes one label for each sample, and of other
+            targets, unless they are sequences, a row of them (n, k).
 
     Raises:
         UsageError: no pair, no arrays, columns that differ from other clients', or indices of X
@@ -117,8 +132,11 @@ def read_pair(name: str, samples: Any, columns: Columns, classified: bool = True
     table, targets = pair
     x = _array(name, table)
     y = _array(name, targets)
-    if classified:
+    if not objective.sequential:
         _check_columns(name, table, x)
+    if not (objective.sequential or objective.one_label):
+        y = _target_rows(name, y)
+    if objective.one_label:
         # NumPy makes text of numbers beside text
         if y.dtype.kind == "U" and isinstance(targets, list | tuple):
             y = np.asarray(targets, dtype=object)
@@ -255,10 +273,30 @@ def _row_order(subject: str, table: Any, targets: Any) -> Labels | None:
     return positions
 
 
+def own_split(name: str, split: Split, samples: Any, values: Any) -> Split:
+    """Return the split of one client's rows, with their values in the order of X.
+
+    Args:
+        name: of the client.
+        split: of all clients.
+        samples: the client's pair (X, y) as the user has it.
+        values: of its rows, for the field of the split that is given.
+
+    Raises:
+        UsageError: indices of X and the values that do not go together.
+    """
+    if isinstance(samples, tuple | list):
+        subject = f"client {name!r}, {split.given[0]} of its test rows as y"
+        order = _row_order(subject, samples[0], values)
+        if order is not None:
+            values = _rows(values, order)
+    return split.with_values(values)
+
+
 def own_samples(
     name: str,
     pair: Pair,
-    test_pair: Pair | None,
+    held: Pair | Split,
     objective: Objective,
     randomness: Randomness,
     key: str | int,
@@ -268,8 +306,7 @@ def own_samples(
     Args:
         name: of the client.
         pair: its samples X and y.
-        test_pair: held-out samples; None holds out a random fifth of `pair`, or the last fifth of
-            sequences.
+        held: held-out samples; or which of `pair` are, where sequences are held out from the end.
         objective: of training.
         randomness: of the federation.
         key: name of the client's random stream.
@@ -277,27 +314,45 @@ def own_samples(
     Raises:
         UsageError: samples that are not numbers, or do not fit each other.
     """
-    classified = objective.kind == Classification.kind
     convert = _sequences
-    if classified:
+    if not objective.sequential:
         convert = _labelled
     x, y = convert(name, pair, objective)
-    if test_pair is not None:
-        if test_pair[0].size or test_pair[1].size:
-            return (x, y), convert(name, test_pair, objective)
+    if not isinstance(held, Split):
+        if held[0].size or held[1].size:
+            return (x, y), convert(name, held, objective)
         # an empty array may have any shape, so it takes that of the training samples
         no_samples = (x[:0], y[:0])
         return (x, y), no_samples
     # sequences remain in order: random windows would overlap with held-out ones
-    order = np.arange(len(y))
-    if classified:
-        draw = randomness.generator("split", key)
-        order = draw.permutation(len(y))
-    train_size = len(y) - len(y) // 5
-    train, test = np.split(order, [train_size])
-    train_pair = (x[train], y[train])
-    test_pair = (x[test], y[test])
-    return train_pair, test_pair
+    if objective.sequential and not held.given:
+        held = replace(held, time=np.arange(len(y)))
+    if not objective.one_label:
+        held = replace(held, stratify=False)
+    draw = randomness.generator("split", key)
+    train, test = held.sides(f"client {name!r}", y, draw)
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def weights_of(name: str, values: Any, samples: int) -> NDArray[np.float64]:
+    """Return the weights of a client's samples, (n,).
+
+    Args:
+        name: of the client.
+        values: as the user has them.
+        samples: n.
+
+    Raises:
+        UsageError: not a finite number from 0 for each sample, or none above 0.
+    """
+    weights: NDArray[np.float64] = _floats(name, _array(name, values), np.float64)
+    fits = weights.shape == (samples,)
+    if not fits or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+        raise UsageError(
+            f"client {name!r}: weights are a number from 0 for each of its {samples} samples, and "
+            f"some above 0: mend those that came (shape {weights.shape})"
+        )
+    return weights
 
 
 def outputs(pairs: Sequence[Pair], objective: Objective) -> int:
@@ -307,7 +362,7 @@ def outputs(pairs: Sequence[Pair], objective: Objective) -> int:
         pairs: samples (x, y) of all clients.
         objective: of training, which determines whether outputs are classes, tokens or coordinates.
     """
-    if objective.kind == Trajectory.kind:
+    if objective.kind not in (Classification.kind, Language.kind):
         _, y = pairs[0]
         if y.ndim > 1:
             return int(y.shape[1])
@@ -337,22 +392,80 @@ def _array(name: str, values: Any) -> NDArray[Any]:
 
 
 def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
-    """Return X (n, …) as floats without loss, until they are scaled, and y (n,) as int64.
+    """Return X (n, …) as floats without loss, until they are scaled, and y as it is trained on.
+
+    Labels are int64 (n,), or float32 (n, 1) of a single output; other targets are (n, k).
 
     Raises:
-        UsageError: samples without a feature, not one label per sample, or invalid values.
+        UsageError: samples without a feature, not one target per sample, or invalid values.
     """
     kept = pair[0].dtype.kind in "biuf"
     precision = np.result_type(pair[0].dtype, np.float32) if kept else np.float64
     features = _floats(name, pair[0], precision)
     labels = pair[1]
     has_features = features.ndim >= 2 and features.shape[1]
-    if not has_features or labels.shape != features.shape[:1]:
+    axes = 1 if objective.one_label else 2
+    if not has_features or labels.ndim != axes or len(labels) != len(features):
         raise UsageError(
             f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per "
             "sample of at least one feature"
         )
-    return features, labels.astype(np.int64)
+    if objective.kind == Classification.kind:
+        return features, labels.astype(np.int64)
+    if objective.one_label:
+        labels = labels[:, None]
+    # numbers keep their precision until they are scaled
+    return features, labels if objective.kind == Regression.kind else labels.astype(np.float32)
+
+
+def scaled_targets(pair: Pair, test_pair: Pair, objective: Objective) -> tuple[Pair, Scale | None]:
+    """Return a client's targets (y, y_test) on the scale that they are trained on, and the scale.
+
+    Numbers to train on are cut off at public bounds, and those held out are not.
+
+    Args:
+        pair: samples (x, y) to train on.
+        test_pair: held-out samples.
+        objective: of training.
+
+    Returns:
+        The client's own scale, if it standardises its targets.
+    """
+    y, y_test = pair[1], test_pair[1]
+    if not isinstance(objective, Regression) or not y.size:
+        return (y, y_test), None
+    scale = None
+    if objective.bounds:
+        low, high = np.asarray(objective.bounds).T
+        scale = Scale(tuple((low + high) / 2), tuple((high - low) / 2))
+        y = y.clip(low, high)
+    if objective.standardised:
+        own = Scale.of(y)
+        # equal targets are at 0, and the unit of what differs from them stays
+        scale = replace(own, width=tuple(width or 1.0 for width in own.width))
+    if scale is None:
+        # values beyond the range become infinite, which is refused later with the client's name
+        with np.errstate(over="ignore"):
+            return (y.astype(np.float32), y_test.astype(np.float32)), None
+    return (scale.applied(y), scale.applied(y_test)), scale if objective.standardised else None
+
+
+def _target_rows(name: str, y: NDArray[Any]) -> NDArray[Any]:
+    """Return targets that are numbers as rows (n, k).
+
+    Raises:
+        UsageError: text, dates or other things.
+    """
+    try:
+        if y.dtype.kind in "cmMUS":
+            raise ValueError("no numbers")
+        rows = y.astype(np.float64)
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"client {name!r}: targets of this task are numbers, and y holds others: take the task "
+            "classification, or encode them"
+        ) from None
+    return rows[:, None] if rows.ndim == 1 else rows
 
 
 def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
@@ -398,4 +511,7 @@ def _no_numbers(name: str) -> UsageError:
     return UsageError(f"client {name!r}: its samples are not a rectangular array of numbers")
 
 
-__all__ = ["Pair", "by_group", "by_name", "keyed", "outputs", "own_samples", "read_pair", "stream"]
+__all__ = [
+    "Pair", "by_group", "by_name", "keyed", "outputs", "own_samples", "own_split", "read_pair",
+    "scaled_targets", "stream", "weights_of",
+]  # fmt: skip

@@ -99,7 +99,9 @@ def name_of(variant: str) -> str:
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")
         spaced = name.strip().replace("_", "-").replace("-", " ")
-        if spaced == "dp unit":
+        if option == "signature=gradient":
+            words[0] += " with signatures"
+        elif spaced == "dp unit":
             words.append(UNITS.get(value, value))
         elif value.lower() in ("true", ""):
             words.append(spaced)

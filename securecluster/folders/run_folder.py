@@ -42,8 +42,8 @@ from securecluster.parties.derived import params_as_json
 from securecluster.parties.method import Method
 from securecluster.privacy import run_secret
 from securecluster.runtime.run import FILES as CHECKPOINT_FILES
+from securecluster.runtime.run import LAST, checkpoints, keep_last_round
 from securecluster.runtime.run import OWN as CHECKPOINT
-from securecluster.runtime.run import checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ SCHEMA = 3  # of config.json and result.json
 READ = (SCHEMA,)
 CONFIG = "config.json"
 RESULT = "result.json"
+LONGER = "longer.json"  # the length of a run that goes on for longer than it was begun with
 LOCK = folder_lock.NAME
 TRANSCRIPT = "transcript"
 COMPARISON = "compare.json"
@@ -65,8 +66,8 @@ PICTURES = (
 )  # fmt: skip
 # files with a digest in the manifest of a run that has ended
 READ_BACK = {
-    CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
-    "models.safetensors", "server.safetensors", "start.safetensors",
+    CONFIG, LONGER, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
+    "models.safetensors", "server.safetensors", "start.safetensors", "earlier.safetensors",
 }  # fmt: skip
 # of `report`, of all audits, and of `audit` before each adversary had files of its own
 PAGES = ("report.html", "audit-overview.html", "audit.html", "audit.json")
@@ -77,7 +78,7 @@ AUDITS = re.compile(
 SWEEP_RUNS = "runs.jsonl"  # a line per finished run of a sweep
 SWEEP_TABLES = (
     "runs.csv", "runs.parquet", "summary.csv", "summary.parquet", "summary.tex", "thresholds.csv",
-    "privacy.txt",
+    "paired.csv", "privacy.txt",
 )  # fmt: skip
 SWEEP_PICTURES = tuple(
     f"{name}.{ending}" for name in ("noise", "epsilon", "bytes") for ending in ENDINGS
@@ -622,6 +623,7 @@ def run_config(folder: Path) -> RunConfig:
     check_run(folder, content)
     path = folder / CONFIG
     config = serialization.checked(path, content, RunConfig)
+    config["protocol"] = {**config["protocol"], **_length(folder)}
     delta: Any = config["network"].get("delta")
     serialization.refuse(path, serialization.fault_of(delta, float, "network.delta"))
     if not 0 <= delta < 1:
@@ -633,6 +635,38 @@ def run_config(folder: Path) -> RunConfig:
     config["settings"] = {**LATER_SETTINGS, **config["settings"]}
     check_options(path, "settings", config["settings"], Settings)
     return config
+
+
+def _length(folder: Path) -> dict[str, int]:
+    """Return the option of a run's length, where it was made longer.
+
+    Raises:
+        RunFolderError: a file that no run wrote.
+    """
+    path = folder / LONGER
+    if not path.is_file():
+        return {}
+    content = serialization.parsed(path, atomic_files.read(path))
+    return serialization.checked(path, content, dict[str, int])
+
+
+def make_longer(folder: Path, length: Mapping[str, int]) -> None:
+    """Let a run have not ended, and be longer from now on.
+
+    Args:
+        folder: of the run, whose lock this process holds, with a checkpoint to go on from.
+        length: the option that says how long it is.
+
+    Raises:
+        RunFolderError: a file cannot be removed or written.
+    """
+    # without a result it is a stopped run, and a kill in between leaves one
+    stale = [RESULT, manifest.NAME, *PICTURES, *PAGES]
+    stale += [path.name for path in sorted(folder.iterdir()) if AUDITS.fullmatch(path.name)]
+    for name in stale:
+        atomic_files.remove(folder, name, OWN)
+    text = json.dumps(dict(length)) + "\n"
+    atomic_files.write_atomic(folder / LONGER, text.encode(), durable=True)
 
 
 def defaults_of(options: type) -> dict[str, Any]:
@@ -778,6 +812,8 @@ def result_of(folder: Path) -> Result:
     if RESULT not in marks:
         raise manifest.damaged(folder / manifest.NAME)
     manifest.check(folder, marks)
+    if (folder / LAST).is_dir():
+        manifest.check(folder / LAST, manifest.read(folder / LAST))
     text = manifest.checked(folder, RESULT, marks)
     path = folder / RESULT
     return checked_result(path, serialization.parsed(path, text))
@@ -792,7 +828,7 @@ def tidy(folder: Path) -> None:
     if checkpoints(folder):
         # a folder that can only be read may keep them
         with suppress(RunFolderError), locked(folder):
-            remove_checkpoints(folder)
+            keep_last_round(folder)
 
 
 def seal(folder: Path, result: bytes) -> None:

@@ -65,6 +65,13 @@ class Scores(TypedDict):
     """mean over clients at the end"""
     per_cluster: list[float | None]
     """mean over each cluster's clients at the end"""
+    baseline: NotRequired[float | None]
+    """mean over clients of the same metric of an answer that knows the client's training targets
+    alone: its most frequent label, shares of tokens, or mean"""
+    baseline_per_cluster: NotRequired[list[float | None]]
+    """mean over each cluster's clients"""
+    below_baseline: NotRequired[list[str]]
+    """names of clients whose model is worse than theirs"""
 
 
 class Metrics(TypedDict):
@@ -211,6 +218,17 @@ class SmallestSums(TypedDict):
     """how many were in a sum of so few"""
 
 
+class WithEarlier(TypedDict):
+    """What a run costs with the earlier one from whose models it started."""
+
+    epsilon: float | None
+    """of both runs; null is ∞"""
+    clients: int
+    """in both, by their names"""
+    sentence: str
+    """the same in words"""
+
+
 class Privacy(TypedDict):
     """Section `privacy` of result.json."""
 
@@ -261,6 +279,8 @@ class Privacy(TypedDict):
     """the two worlds that ε is about"""
     placement: str
     """who adds the noise"""
+    together: NotRequired[WithEarlier]
+    """with the earlier run that it started from"""
     releases: list[PricedRelease]
     """from which ε is computed"""
     free: NotRequired[list[str]]
@@ -343,6 +363,15 @@ class PowerEntry(TypedDict):
     """what would carry"""
 
 
+class Stopped(TypedDict):
+    """Early end of a run, which a callback asked for."""
+
+    round: int
+    """the last one"""
+    reason: str
+    """which callback stopped it, and why"""
+
+
 class Result(TypedDict):
     """Content of result.json."""
 
@@ -382,6 +411,8 @@ class Result(TypedDict):
     """rounds in which a client refused a request, by name and reason"""
     rounds: int
     """those asked for; each method says which they are"""
+    stopped: NotRequired[Stopped]
+    """where a callback ended the run before the last of them"""
     warning: NotRequired[str]
     """where clusters or models are not to be trusted"""
     metrics: Metrics
@@ -487,6 +518,11 @@ class ComparisonRow(TypedDict):
     """adjusted Rand index with the true clusters"""
     at_target: float | None
     """share of clients whose score reaches `target`"""
+    below_baseline: int | None
+    """clients whose model is worse than what their training targets alone tell; the mean of that
+    stands under the metric's name with `_baseline`"""
+    scores: dict[str, float | None] | None
+    """means over clients of further scores, by name"""
     given: dict[str, int] | None
     """options that gave it the number of clusters"""
     rounds: int | None
@@ -582,6 +618,9 @@ def _fault_of_result(result: Result) -> Fault | None:
         "labels": (result["labels"], clients),
         "metrics per_cluster": (scores_of(result)["per_cluster"], clusters),
     }
+    if "baseline_per_cluster" in scores_of(result):
+        baselines = scores_of(result)["baseline_per_cluster"]
+        lengths["metrics baseline_per_cluster"] = (baselines, clusters)
     if result["truth"] is not None:
         lengths["truth"] = (result["truth"], clients)
     if "fallback" in result:

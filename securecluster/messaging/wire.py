@@ -283,10 +283,8 @@ def _read(data: bytes) -> tuple[str, Tensors]:
         ) from None
 
 
-def _parsed(data: bytes) -> tuple[str, Tensors]:
-    """Return the metadata string and the tensors of a frame, or raise any of several errors."""
-    from safetensors.torch import load
-
+def _text(data: bytes) -> str:
+    """Return the metadata string of a frame, or raise any of several errors."""
     header_bytes = int.from_bytes(data[:LENGTH_BYTES], "little")
     header_end = LENGTH_BYTES + header_bytes
     if header_end > len(data):
@@ -294,10 +292,17 @@ def _parsed(data: bytes) -> tuple[str, Tensors]:
     if header_bytes > MAX_HEADER:
         raise ValueError("its header is longer than that of any message")
     # `load` returns the tensors without the metadata
-    header = json.loads(data[LENGTH_BYTES:header_end])
-    text = header["__metadata__"]["frame"]
+    text = json.loads(data[LENGTH_BYTES:header_end])["__metadata__"]["frame"]
     if not isinstance(text, str):
         raise ValueError("its metadata is not a string")
+    return text
+
+
+def _parsed(data: bytes) -> tuple[str, Tensors]:
+    """Return the metadata string and the tensors of a frame, or raise any of several errors."""
+    from safetensors.torch import load
+
+    text = _text(data)
     tensors = load(data)
     dtypes = _dtypes()
     if any(tensor.dtype not in dtypes for tensor in tensors.values()):
@@ -317,6 +322,17 @@ def peek(data: bytes) -> Header:
     text, _ = _read(data)
     header, _, _ = _header(text)
     return header
+
+
+def outcome(data: bytes) -> tuple[Header, str | None]:
+    """Return the header of a reply's frame, and the code by which it refuses, or None.
+
+    Args:
+        data: the frame, which its sender made itself.
+    """
+    header, scalars, _ = _header(_text(data))
+    refuses = isinstance(scalars, dict) and list(scalars) == [REFUSED]
+    return header, scalars[REFUSED] if refuses else None
 
 
 def _header(text: str) -> tuple[Header, Any, Receipts]:

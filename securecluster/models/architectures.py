@@ -166,6 +166,9 @@ IMAGES: dict[str, Make] = {
 DENSE = ("mlp", "mlp-32", "mlp-200", "linear")  # networks whose first layer sees a whole image
 NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default first
     "classification": IMAGES,
+    "regression": IMAGES,
+    "multilabel": IMAGES,
+    "binary": IMAGES,
     "trajectory": {"lstm-trajectory": lstm_trajectory, **{name: IMAGES[name] for name in DENSE}},
     "language": {
         "lstm-words": lstm_words,
@@ -183,6 +186,8 @@ RATES = {
 # default of DENSE with sgd, on images of large norm (`benchmarks.clusters.rates`); convolutions
 # learn little at it
 BRIGHT_RATE = 0.03
+# default of regressions with sgd, whose loss is steeper than a cross-entropy
+NUMBERS_RATE = 0.05
 CHARACTERS = 256  # tokens up to which text is taken for characters
 
 
@@ -257,6 +262,8 @@ def rate(
         resolved = chosen(name, objective, classes)
     if bright and optimizer == "sgd" and _is_dense(resolved or name):
         return BRIGHT_RATE
+    if objective.kind == "regression" and optimizer == "sgd":
+        return NUMBERS_RATE
     return RATES[optimizer].get(resolved, RATE[optimizer])
 
 

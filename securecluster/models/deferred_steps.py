@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from securecluster.models.fused_layers import Params, Stack, cross_entropy_gradient, kernels
+from securecluster.models.fused_layers import Params, Stack, kernels
 from securecluster.models.optimizers import Optimizer, Sgd
 from securecluster.models.products import product, products
 
@@ -81,6 +81,7 @@ class DeferredSteps:
         self._before = stack.layers[:first]
         self._dense = dense
         self._after = stack.layers[first + 1 :]
+        self._output_gradients = stack.output_gradients
         self._params = params
         self._lr = lr
         weights = params[dense.weight]  # (k, o, i)
@@ -117,7 +118,7 @@ class DeferredSteps:
 
         Args:
             rows: of this step among those of the window; all rows before them were in steps before.
-            y: labels of the clients that still train, (a, n).
+            y: targets of the clients that still train, (a, n, …).
             weight: weight of each loss, (a, n).
             optimizer: plain SGD on the same parameters.
         """
@@ -133,7 +134,7 @@ class DeferredSteps:
         for layer in self._after:
             out, saved_by_layer = layer.forward(params, out)
             saved.append(saved_by_layer)
-        gradient = cross_entropy_gradient(out, y).mul_(weight[..., None])
+        gradient = self._output_gradients(out, y).mul_(weight[..., None])
         optimizer.begin()
         for layer, saved_by_layer in zip(reversed(self._after), reversed(saved), strict=True):
             gradient = layer.backward(params, gradient, saved_by_layer, optimizer, True)

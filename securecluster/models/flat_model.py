@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,10 +16,22 @@ from securecluster.core.devices import global_generator
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import UsageError, text_of
 from securecluster.models.dropout import SeededDropout, seeded
-from securecluster.models.fused_layers import Stack, compile_stack
-from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
+from securecluster.models.fused_layers import (
+    Gradients,
+    Stack,
+    compile_stack,
+    cross_entropy_gradient,
+)
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Classification,
+    MultiLabel,
+    Objective,
+    Regression,
+)
 
 Params = dict[str, torch.Tensor]
+NORMALIZATION = "norm"  # all layers that normalise, among names of local ones
 
 
 @dataclass(frozen=True)
@@ -27,29 +39,75 @@ class FlatModel:
     """A module as a function of one flat parameter vector.
 
     The vector is in the order of `module.named_parameters()`. Frozen parameters (`requires_grad`
-    False) are not part of it: they stay as they are and are never sent.
+    False) are not part of it: they stay as they are and are never sent. Local ones are trained and
+    stay with each client: a whole vector has them, too, at their places in that order.
 
     Args:
         module: the module.
         together: True if `torch.vmap` supports the module; otherwise clients train one after the
             other.
         objective: its learning objective.
+        local: names of the parameters that stay with each client.
+        starts: vectors (d,) that a run's first models begin with, where they are not drawn.
     """
 
     module: nn.Module
     together: bool = True
     objective: Objective = CLASSIFICATION
+    local: tuple[str, ...] = ()
+    starts: tuple[torch.Tensor, ...] = ()
 
     @cached_property
-    def shapes(self) -> dict[str, torch.Size]:
-        """Return the shapes of the trainable parameters by name."""
+    def whole_shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of all trainable parameters by name, local ones included."""
         trainable = _trainable(self.module)
         return {name: parameter.shape for name, parameter in trainable.items()}
 
     @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of the trainable parameters that are averaged, by name."""
+        shapes = self.whole_shapes
+        return {name: shape for name, shape in shapes.items() if name not in self.local}
+
+    @cached_property
     def dimension(self) -> int:
-        """Return d, the number of trainable parameters."""
+        """Return d, the number of trainable parameters that are averaged."""
         return sum(shape.numel() for shape in self.shapes.values())
+
+    @cached_property
+    def whole_dimension(self) -> int:
+        """Return the number of all trainable parameters."""
+        return sum(shape.numel() for shape in self.whole_shapes.values())
+
+    @cached_property
+    def is_local(self) -> torch.Tensor:
+        """Return which numbers of a whole vector stay with a client, (whole dimension,) bool."""
+        parts = []
+        for name, shape in self.whole_shapes.items():
+            parts.append(torch.full((shape.numel(),), name in self.local))
+        return torch.cat(parts)
+
+    def parts(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what of whole vectors is averaged, (…, d), and what stays with a client.
+
+        Args:
+            whole: (…, whole dimension).
+        """
+        mask = self.is_local.to(whole.device)
+        return whole[..., ~mask], whole[..., mask]
+
+    def joined(self, shared: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        """Return whole vectors of the two `parts`.
+
+        Args:
+            shared: (…, d).
+            local: what stays with a client.
+        """
+        mask = self.is_local.to(shared.device)
+        whole = shared.new_empty((*shared.shape[:-1], self.whole_dimension))
+        whole[..., ~mask] = shared
+        whole[..., mask] = local
+        return whole
 
     @property
     def has_gradients(self) -> bool:
@@ -59,12 +117,17 @@ class FlatModel:
     @cached_property
     def stack(self) -> Stack | None:
         """Return the module as fused layers, or None if it is not a common stack of layers."""
-        if not isinstance(self.objective, Classification):
+        gradients: Gradients
+        if isinstance(self.objective, Classification):
+            gradients = cross_entropy_gradient
+        elif isinstance(self.objective, Regression | MultiLabel):
+            gradients = self.objective.output_gradients
+        else:
             return None
         # Fused layers step all of their parameters.
         if not all(p.requires_grad for p in self.module.parameters()):
             return None
-        return compile_stack(self.module)
+        return compile_stack(self.module, gradients)
 
     @cached_property
     def has_fixed_tensors(self) -> bool:
@@ -90,12 +153,12 @@ class FlatModel:
         """Return parameters as views into flat vectors.
 
         Args:
-            flat: (…, d).
+            flat: (…, d), or whole vectors.
 
         Returns:
             Tensors (…, *shape) by name, which share the memory of `flat`.
         """
-        shapes = self.shapes
+        shapes = self.shapes if flat.shape[-1] == self.dimension else self.whole_shapes
         sizes = [shape.numel() for shape in shapes.values()]
         pieces = torch.split(flat, sizes, dim=-1)
         leading_axes = flat.shape[:-1]
@@ -108,7 +171,8 @@ class FlatModel:
         """Return the module's outputs with given parameters.
 
         Args:
-            views: parameters by name, as of `views`.
+            views: parameters by name, as of `views`; local ones that are not among them are those
+                that the module has.
             x: samples, (n, …).
             key: scalar int64 key of the dropout masks; None for no dropout.
 
@@ -118,7 +182,8 @@ class FlatModel:
         Raises:
             UsageError: the forward pass fails.
         """
-        named = {name: views[first] for name, first in self._first_names.items()}
+        names = self._first_names.items()
+        named = {name: views[first] for name, first in names if first in views}
         try:
             with seeded(self.dropouts, key):
                 # torch's own tie_weights leaves a module that is used twice with another
@@ -214,12 +279,34 @@ class FlatModel:
 
     def initial(self) -> torch.Tensor:
         """Return the module's own parameters as one vector (d,)."""
-        trainable = _trainable(self.module).values()
-        return torch.cat([parameter.detach().flatten() for parameter in trainable])
+        return self._flattened(self.shapes)
+
+    def whole_initial(self) -> torch.Tensor:
+        """Return the module's own parameters, local ones included, as one whole vector."""
+        return self._flattened(self.whole_shapes)
+
+    def _flattened(self, names: Iterable[str]) -> torch.Tensor:
+        trainable = _trainable(self.module)
+        return torch.cat([trainable[name].detach().flatten() for name in names])
+
+    def beginning(self, starts: Sequence[torch.Tensor]) -> FlatModel:
+        """Return the model with other initial weights.
+
+        Args:
+            starts: (d,) of each of a run's first models, of which the first is θ_0.
+        """
+        module = copy.deepcopy(self.module)
+        views = self.views(starts[0])
+        trainable = _trainable(module)
+        with torch.no_grad():
+            for name, view in views.items():
+                trainable[name].copy_(view)
+        return replace(self, module=module, starts=tuple(starts))
 
     def redrawn(self, randomness: Randomness, *path: Part) -> torch.Tensor:
         """Draw initial weights anew by the layers' own `reset_parameters`.
 
+        The first models of a run that starts from an earlier one are its models.
         A tied weight is drawn by the layer that has it under its first name.
 
         Args:
@@ -232,6 +319,8 @@ class FlatModel:
         Raises:
             UsageError: a parameter that no `reset_parameters` draws.
         """
+        if path[:2] == ("start", 0) and int(path[-1]) < len(self.starts):
+            return self.starts[int(path[-1])].to(self.initial())
         module = copy.deepcopy(self.module).float().cpu()
         trainable = _trainable(module)
         with torch.no_grad(), global_generator(randomness.integer(*path)):
@@ -247,7 +336,7 @@ class FlatModel:
                     f"the parameter {name!r} of {type(module).__name__} cannot be drawn anew: "
                     "give its layer a method reset_parameters"
                 )
-        return FlatModel(module).initial().to(self.initial())
+        return FlatModel(module, local=self.local).initial().to(self.initial())
 
     def state_dict(self, flat: torch.Tensor) -> dict[str, Any]:
         """Return the module's `state_dict` with given parameters.
@@ -255,7 +344,7 @@ class FlatModel:
         It has frozen parameters and constants, too, and tied weights under each name.
 
         Args:
-            flat: parameters, (d,).
+            flat: parameters, (d,), beside which local ones are the module's own; or a whole vector.
         """
         views = self.views(flat)
         names = {id(p): name for name, p in self.module.named_parameters()}
@@ -280,6 +369,36 @@ class FlatModel:
         module = copy.deepcopy(self.module)
         return replace(self, module=module.to(device, dtype))
 
+    def with_local(self, names: Sequence[str]) -> FlatModel:
+        """Return a copy some of whose layers stay with each client.
+
+        Args:
+            names: of parameters or layers; "norm" is all layers that normalise.
+
+        Raises:
+            UsageError: a name of nothing that trains, or all that trains.
+        """
+        if not names:
+            return self
+        local: dict[str, None] = {}
+        for name in names:
+            found = [p for p in self.whole_shapes if p == name or p.startswith(f"{name}.")]
+            if name == NORMALIZATION:
+                layers = dict(self.module.named_modules())
+                found = [p for p in self.whole_shapes if _normalizes(layers[p.rpartition(".")[0]])]
+            if not found:
+                raise UsageError(
+                    f"local_layers names {name!r}, which is nothing that trains: the parameters "
+                    f"are {', '.join(self.whole_shapes)}"
+                )
+            local |= dict.fromkeys(found)
+        if len(local) == len(self.whole_shapes):
+            raise UsageError(
+                "local_layers are all that trains, so that nothing is shared: leave some out, or "
+                "take the protocol local"
+            )
+        return replace(self, local=tuple(name for name in self.whole_shapes if name in local))
+
     def copy(self) -> FlatModel:
         """Return a copy that another thread may call at the same time.
 
@@ -291,6 +410,12 @@ class FlatModel:
                 shared[id(parameter)] = parameter
         # A forward pass sets the dropout layers' keys, so threads must not share them.
         return replace(self, module=copy.deepcopy(self.module, shared))
+
+
+def _normalizes(layer: nn.Module) -> bool:
+    """Return whether a layer normalises its inputs."""
+    kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+    return isinstance(layer, kinds)
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

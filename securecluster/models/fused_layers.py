@@ -11,7 +11,7 @@ A ReLU between a convolution and a pool waits for the pool, after which fewer nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from securecluster.models.per_example_gradients import Each, Outer
 aten: Any = torch.ops.aten
 Params = Mapping[str, torch.Tensor]
 Parts = dict[str, Outer | Each]
+Gradients = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _NO_WEIGHTS = Sgd({}, 0.0)  # for layers that have none
 NOT_TRANSPOSED = False
 NO_OUTPUT_PADDING = [0, 0]
@@ -338,9 +339,16 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in order, with the cross-entropy loss."""
+    """Layers in order, with a loss.
+
+    Args:
+        layers: in order.
+        output_gradients: gradient of each sample's loss at the outputs (b, n, …), by these and the
+            targets, as a tensor of its own.
+    """
 
     layers: tuple[Layer, ...]
+    output_gradients: Gradients
 
     @property
     def convolves(self) -> bool:
@@ -390,12 +398,12 @@ class Stack:
         Args:
             params: parameters (b, …) by name.
             x: samples, (b, n, …), which may be overwritten.
-            y: labels, (b, n).
+            y: targets, (b, n, …).
             weight: weight of each loss, (b, n).
             optimizer: optimizer of the parameters.
         """
         out, saved = self.forward(params, x)
-        gradient = cross_entropy_gradient(out, y).mul_(weight[..., None])
+        gradient = self.output_gradients(out, y).mul_(weight[..., None])
         optimizer.begin()
         for number, layer in self._backwards():
             # No gradient is needed below the first layer with weights.
@@ -408,13 +416,13 @@ class Stack:
         Args:
             params: parameters (b, …) by name.
             x: samples, (b, n, …), which may be overwritten.
-            y: labels, (b, n).
+            y: targets, (b, n, …).
 
         Returns:
             Gradients of (b, n) examples by the parameters' names.
         """
         out, saved = self.forward(params, x)
-        gradient = cross_entropy_gradient(out, y)
+        gradient = self.output_gradients(out, y)
         example_gradients: Parts = {}
         for number, layer in self._backwards():
             needed = number > self.first_with_weights
@@ -431,11 +439,12 @@ class Stack:
             yield number, self.layers[number]
 
 
-def compile_stack(module: nn.Module) -> Stack | None:
+def compile_stack(module: nn.Module, gradients: Gradients) -> Stack | None:
     """Return the stack that computes what a module does.
 
     Args:
         module: any module.
+        gradients: of the loss, as of `Stack`.
 
     Returns:
         The stack, or None if the module is not of this form.
@@ -460,7 +469,7 @@ def compile_stack(module: nn.Module) -> Stack | None:
     # Without these a stack has no logits, or nothing to train.
     if not flattened or not has_weights:
         return None
-    return Stack(tuple(layers))
+    return Stack(tuple(layers), gradients)
 
 
 def cross_entropy_gradient(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -160,10 +160,12 @@ class Adam:
 class MeanRegularized:
     """An optimizer of the loss plus λ/2 ‖θ − θ̄‖², whose gradient is λ(θ − θ̄).
 
+    With θ̄ = 0 it is weight decay, as `torch.optim` has it.
+
     Args:
         optimizer: makes the steps.
         params: θ by name, which the optimizer changes in place.
-        means: θ̄ by name, shaped as the parameters.
+        means: θ̄ by name, shaped as the parameters; None for 0.
         strength: λ.
     """
 
@@ -171,7 +173,7 @@ class MeanRegularized:
         self,
         optimizer: Optimizer,
         params: Mapping[str, torch.Tensor],
-        means: Mapping[str, torch.Tensor],
+        means: Mapping[str, torch.Tensor] | None,
         strength: float,
     ) -> None:
         self._optimizer = optimizer
@@ -191,7 +193,9 @@ class MeanRegularized:
             gradient: its gradient, (k, …).
         """
         k = len(gradient)
-        offset = self._params[name][:k] - self._means[name][:k]
+        offset = self._params[name][:k]
+        if self._means is not None:
+            offset = offset - self._means[name][:k]
         regularized = gradient.add(offset, alpha=self._strength)
         self._optimizer.value(name, regularized)
 
@@ -235,21 +239,26 @@ def build(
     return Sgd(params, lr, momentum, velocity)
 
 
-class Momenta:
-    """Momentum buffers of clients, which persist between their trainings.
+class LastingRows:
+    """Rows of clients, which persist between their trainings.
 
-    A training that is requested again, after its reply was lost, starts from the buffer that it
-    started from before. So each client has two buffers, and the number of the call between them.
+    A training that is requested again, after its reply was lost, starts from the row that it
+    started from before. So each client has two rows, and the number of the call between them.
 
     Args:
         clients: number of clients.
-        prototype: a model (d,) of the buffers' type and device.
+        first: that each client begins with, (n,).
+        name: under which checkpoints have the rows.
+        what: they are, in words.
     """
 
-    def __init__(self, clients: int, prototype: torch.Tensor) -> None:
-        self._before = prototype.new_zeros(clients, len(prototype))
-        self._after = prototype.new_zeros(clients, len(prototype))
+    def __init__(self, clients: int, first: torch.Tensor, name: str, what: str) -> None:
+        self._first = first
+        self._before = first.repeat(clients, 1)
+        self._after = first.repeat(clients, 1)
         self._calls = [-1] * clients
+        self._name = name
+        self._what = what
 
     def begin(self, positions: Sequence[int], call: int) -> None:
         """Record that clients train in a call, for the first time or again.
@@ -263,41 +272,49 @@ class Momenta:
         """
         if any(self._calls[position] > call for position in positions):
             raise PolicyError(
-                "a client has trained for a later request than this one, and keeps its momentum "
-                "since then: the request comes too late, or from a server that started over "
-                "without its checkpoint"
+                "a client has trained for a later request than this one, and keeps its "
+                f"{self._what} since then: the request comes too late, or from a server that "
+                "started over without its checkpoint"
             )
         for position in positions:
-            # In a repeated call the buffer before it is still the start.
+            # In a repeated call the row before it is still the start.
             if self._calls[position] < call:
                 self._before[position] = self._after[position]
                 self._calls[position] = call
 
     def start(self, positions: Sequence[int]) -> torch.Tensor:
-        """Return a copy of the buffers (b, d) that the current training starts from.
+        """Return a copy of the rows (b, n) that the current training starts from.
 
         Args:
             positions: the b clients' positions.
         """
         return self._before[list(positions)]
 
-    def end(self, positions: Sequence[int], buffers: torch.Tensor) -> None:
-        """Store the buffers at the end of a training.
+    def latest(self, positions: Sequence[int]) -> torch.Tensor:
+        """Return a copy of the rows (b, n) after the last training.
 
         Args:
             positions: the b clients' positions.
-            buffers: (b, d).
         """
-        # A buffer that has diverged would never recover: it starts anew from zero.
+        return self._after[list(positions)]
+
+    def end(self, positions: Sequence[int], buffers: torch.Tensor) -> None:
+        """Store the rows at the end of a training.
+
+        Args:
+            positions: the b clients' positions.
+            buffers: (b, n).
+        """
+        # A row that has diverged would never recover: it starts anew.
         finite = buffers.isfinite().all(1, keepdim=True)
-        self._after[list(positions)] = torch.where(finite, buffers, 0.0)
+        self._after[list(positions)] = torch.where(finite, buffers, self._first)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return everything that a later training depends on, by name."""
         return {
-            "momentum": self._after,
-            "momentum_before": self._before,
-            "momentum_calls": torch.tensor(self._calls, dtype=torch.int64),
+            self._name: self._after,
+            f"{self._name}_before": self._before,
+            f"{self._name}_calls": torch.tensor(self._calls, dtype=torch.int64),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -306,10 +323,22 @@ class Momenta:
         Args:
             memory: tensors by name.
         """
-        # Copies, since training changes the buffers in place.
-        self._after = memory["momentum"].to(self._after, copy=True)
-        self._before = memory["momentum_before"].to(self._before, copy=True)
-        self._calls = memory["momentum_calls"].tolist()
+        # Copies, since training changes the rows in place.
+        self._after = memory[self._name].to(self._after, copy=True)
+        self._before = memory[f"{self._name}_before"].to(self._before, copy=True)
+        self._calls = memory[f"{self._name}_calls"].tolist()
+
+
+class Momenta(LastingRows):
+    """Momentum buffers of clients, which persist between their trainings.
+
+    Args:
+        clients: number of clients.
+        prototype: a model (d,) of the buffers' type and device.
+    """
+
+    def __init__(self, clients: int, prototype: torch.Tensor) -> None:
+        super().__init__(clients, torch.zeros_like(prototype), "momentum", "momentum")
 
 
 def _zeros(params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

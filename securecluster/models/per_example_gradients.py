@@ -172,14 +172,18 @@ def clipped(
     weight: torch.Tensor,
     clip: float,
     factors_of: Callable[..., tuple[torch.Tensor, torch.Tensor]] = clip_factors,
+    importance: torch.Tensor | None = None,
 ) -> tuple[Mapping[str, Part], torch.Tensor]:
     """Return gradients g and the factors min(1, C/‖g‖)·weight that clip them.
+
+    With an importance w of each example's loss they are min(1, C/‖w g‖)·w·weight: w g is clipped.
 
     Args:
         gradients: the examples' gradients at each parameter, by name.
         weight: weight of each example, (b, n).
         clip: C, the bound of the norm over all parameters.
         factors_of: `clip_factors`, or what computes the same elsewhere.
+        importance: w, (b, n), or None for 1.
 
     Returns:
         The gradients, and factors (b, n). An example whose norm is no finite number, or so large
@@ -199,7 +203,12 @@ def clipped(
     others = torch.stack(other_norms) if other_norms else norms[:0]
     # The bound holds after rounding, too.
     limit = clip * (1 - margin(weight.dtype))
+    if importance is not None:
+        # what a small weight would hide is too large all the same
+        norms, others = norms * importance, torch.cat([others, norms])
     factors, wrong = factors_of(norms, others, weight, limit, clip * HUGE)
+    if importance is not None:
+        factors = factors * importance
     # A GPU would have to be waited for, and masks what is there.
     if weight.device.type != "cpu" or bool(wrong.any()):
         # A factor of 0 is not enough: 0 times an infinity would be NaN.

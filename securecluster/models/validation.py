@@ -3,7 +3,9 @@
 A module is checked before it trains, on three random samples: no buffers that change, no random
 draws of its own, no mixing of samples, one sample alone, a gradient. Otherwise a client's model
 would not be a function of one averaged vector. Dropout layers become `SeededDropout`, drawn from
-(client, call, step). Modules that vmap refuses train one client after the other.
+(client, call, step). Modules that vmap refuses train one client after the other. Batch norm in
+evaluation mode keeps the statistics that came with the module, which are public: nothing of
+clients' samples is in them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from securecluster.models.architectures import Shape, network
 from securecluster.models.dropout import with_seeded_dropout
 from securecluster.models.flat_model import FlatModel, reason
 from securecluster.models.foreign import ForeignModel
-from securecluster.models.objectives import CLASSIFICATION, Classification, Objective, Trajectory
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Classification,
+    MultiLabel,
+    Objective,
+    Regression,
+    Trajectory,
+)
 
 # tolerance between outputs that differ by rounding only
 RTOL = 1e-3
@@ -131,7 +140,7 @@ def prepare_module(
     for layer in module.modules():
         _check_layer(name, layer)
     try:
-        prepared = with_seeded_dropout(module).float().cpu().train()
+        prepared = _training(with_seeded_dropout(module).float().cpu())
         # What the checks leave in a module (a hook may keep activations) stays out of training.
         checked = copy.deepcopy(prepared)
     except UsageError:
@@ -154,6 +163,15 @@ def prepare_module(
     return FlatModel(prepared, together, objective)
 
 
+def _training(module: nn.Module) -> nn.Module:
+    """Return a module in training mode, but for statistics that are frozen."""
+    frozen = [layer for layer in module.modules() if _is_frozen(layer)]
+    module.train()
+    for layer in frozen:
+        layer.eval()
+    return module
+
+
 def output_doubts(
     module: nn.Module, shape: Shape, classes: int, objective: Objective = CLASSIFICATION
 ) -> list[str]:
@@ -168,8 +186,8 @@ def output_doubts(
     Raises:
         UsageError: as `prepare_module`.
     """
-    # positions may be any numbers
-    if objective.kind == Trajectory.kind:
+    # positions and numbers may be any
+    if objective.kind in (Trajectory.kind, Regression.kind):
         return []
     flat = prepare_module(module, shape, classes, objective=objective)
     if isinstance(module, ForeignModel) and module.functions.outputs is None:
@@ -180,7 +198,13 @@ def output_doubts(
     name = type(module).__name__
     doubts = []
     sums = outputs.sum(-1)
-    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums)):
+    if isinstance(objective, MultiLabel):
+        if (outputs >= 0).all() and (outputs <= 1).all():
+            doubts.append(
+                f"{name} gives probabilities, as with a sigmoid at its end, and the loss has one "
+                "of its own, so it learns slowly: leave the module's out"
+            )
+    elif (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums)):
         doubts.append(
             f"{name} gives probabilities, as with a softmax at its end, and the loss has a softmax "
             "of its own, so it learns slowly: leave the module's out"
@@ -237,7 +261,7 @@ def _check_layer(name: str, layer: nn.Module) -> None:
     if _keeps_statistics(layer):
         raise UsageError(
             f"{name} has {type(layer).__name__}, whose statistics clients cannot average: use "
-            "nn.GroupNorm instead"
+            "nn.GroupNorm instead, or freeze the statistics that it has (layer.eval())"
         )
     if isinstance(layer, nn.RReLU):
         raise UsageError(
@@ -251,10 +275,16 @@ def _check_layer(name: str, layer: nn.Module) -> None:
 
 
 def _keeps_statistics(layer: nn.Module) -> bool:
-    if not isinstance(layer, nn.modules.batchnorm._NormBase):
+    if not isinstance(layer, nn.modules.batchnorm._NormBase) or _is_frozen(layer):
         return False
     # Instance norm without running statistics is the only one that treats samples one by one.
     return bool(layer.track_running_stats) or "Batch" in type(layer).__name__
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Return whether a layer normalises by statistics that stay as they are."""
+    batch_norm = isinstance(layer, nn.modules.batchnorm._NormBase)
+    return batch_norm and bool(layer.track_running_stats) and not layer.training
 
 
 def _check_outputs(name: str, flat: FlatModel, x: torch.Tensor, shape: tuple[int, ...]) -> None:

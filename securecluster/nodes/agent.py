@@ -17,6 +17,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +26,15 @@ from threading import Event, Lock, Thread
 from securecluster.core import atomic_files
 from securecluster.errors import FrameError, SecureClusterError, UsageError
 from securecluster.messaging import refusals
+from securecluster.nodes.events import OK as OK
+from securecluster.nodes.events import Answered, Listener
 from securecluster.nodes.node import Node
 from securecluster.nodes.party import Party
 from securecluster.parties.frame_bounds import largest_authority_request, largest_request
 
 FACTS, INTRODUCE, AGREE, HELLO = "facts", "introduce", "agree", "hello"
 FRAME, SCORE = "frame", "score"
-OK = "ok"
+KINDS = (FACTS, INTRODUCE, AGREE, HELLO, FRAME, SCORE)
 MOST_BYTES = 1 << 32  # of an answer: beyond the largest frame
 SHORT = 1 << 20  # bytes of a message that is no frame
 MOST_WAITING = 8  # connections whose message has not come as a whole
@@ -50,14 +53,16 @@ class Agent:
     Args:
         node: answers, a client's or that of a key authority.
         path: of the socket, which only its owner can open.
+        told: called with the event of each answer.
 
     Raises:
         UsageError: a path that is too long for a socket, where none can be made, that another
             agent serves, or where something else is.
     """
 
-    def __init__(self, node: Party, path: Path | str) -> None:
+    def __init__(self, node: Party, path: Path | str, told: Listener = lambda event: None) -> None:
         self.node = node
+        self._told = told
         self.path = Path(path)
         self._stop = Event()
         self._lock = Lock()  # of the three below
@@ -158,7 +163,11 @@ class Agent:
             self._answered += 1
         try:
             end.settimeout(None)
+            begun = time.monotonic()
             status, reply = answer(lambda: self.node, message_type, data)
+            seconds = time.monotonic() - begun
+            kind = message_type if message_type in KINDS else "unknown"
+            self._told(Answered.of(kind, status, len(data), reply, seconds))
             send(end, status.encode())
             send(end, reply)
         finally:
@@ -320,13 +329,17 @@ def _remove_unused(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise UsageError(f"{path} exists, and is no socket: give another path")
-    if _answers(path):
+    if is_served(path):
         raise UsageError(f"another agent serves {path}: stop it, or give another path")
     atomic_files.remove_socket(path)
 
 
-def _answers(path: Path) -> bool:
-    """Return whether somebody listens on a socket, or may do so."""
+def is_served(path: Path) -> bool:
+    """Return whether somebody listens on a socket, or may do so.
+
+    Args:
+        path: of the socket.
+    """
     with socket.socket(socket.AF_UNIX) as end:
         end.settimeout(SECONDS_FOR_CONNECTION)
         try:

@@ -264,7 +264,8 @@ class Node(Party):
             data = self._data
             if data.feature_names is not None:
                 data = data.with_features(running.config["feature_names"])
-            own = {name: rows[0] for name, rows in kept_numbers(data).items()}
+            kept = {**kept_numbers(data), **running.endpoint.client.cohort.memory()}
+            own = {name: rows[0] for name, rows in kept.items()}
             numbers = preparation(running.config, own)
             return module_with(self.method, running.config, network.objective, state, numbers)
 

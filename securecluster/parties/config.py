@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.errors import UsageError
+from securecluster.models.objectives import Binary
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
@@ -46,11 +47,12 @@ def classes_of(config: Mapping[str, Any]) -> NDArray[Any]:
         config: what clients and server agreed on.
 
     Returns:
-        The classes' names, or the numbers from 0 where they have none.
+        The classes' names, or the numbers from 0 where they have none; two of a binary task, which
+        has one output for them. Of other targets these are their columns' names, or numbers.
     """
     names = config.get("class_names")
     if names is None:
-        return np.arange(config["classes"])
+        return np.arange(config["classes"] + (config["objective"]["kind"] == Binary.kind))
     return np.asarray(names)
 
 

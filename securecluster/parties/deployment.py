@@ -61,6 +61,7 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
+    from securecluster.parties.shared_scale import SharedScale
     from securecluster.privacy.dp.client_noise import ClientNoise
     from securecluster.privacy.masking.key_agreement import KeyRing
 
@@ -90,13 +91,20 @@ class Deployment:
         dtypes = {"float32": torch.float32, "float64": torch.float64}
         return dtypes[self.config["dtype"]]
 
+    @cached_property
+    def _scale(self) -> SharedScale:
+        """Return what follows of a scale of features that clients share."""
+        from securecluster.parties.shared_scale import SharedScale
+
+        return SharedScale(self.method, self.config)
+
     def initial_model(self) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""
         return model_of(self.method, self.config)
 
     def pipeline(self) -> Pipeline:
         """Return the stages between a client's update and the wire, as one party has them."""
-        return self.method.pipeline(self.config)
+        return self._scale.pipeline()
 
     def limits(self, pipeline: Pipeline) -> Limits:
         """Return the limits of frames, which both sides enforce.
@@ -104,7 +112,7 @@ class Deployment:
         Args:
             pipeline: the stages of clients' replies.
         """
-        sizes = self.method.frame_sizes(self.config)
+        sizes = {**self.method.frame_sizes(self.config), **self._scale.sizes}
         self._check_sizes(sizes)
         return Limits(sizes, layout(pipeline, ITEM_SIZES[self.config["dtype"]]))
 
@@ -149,6 +157,11 @@ class Deployment:
         noise: ClientNoise = self.method.privacy.client_noise(self.config, draws)
         return noise
 
+    def _row_noises(self) -> Mapping[str, Any]:
+        """Return the clip norm and noise of fields whose rows are not updates, by field."""
+        of_method = self.method.privacy.row_noises(self.method, self.config)
+        return {**of_method, **self._scale.row_noises}
+
     def row_noise_in_shares(self, draws: NoiseStreams | None = None) -> dict[str, SkellamMechanism]:
         """Return the noise of `row_noises` that clients add to secure sums in shares, by field.
 
@@ -159,7 +172,7 @@ class Deployment:
             return {}
         survivors = survivors_of(self.config)
         mechanisms = {}
-        for name, noise in self.method.privacy.row_noises(self.method, self.config).items():
+        for name, noise in self._row_noises().items():
             mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, survivors, draws)
         return mechanisms
 
@@ -180,7 +193,7 @@ class Deployment:
         curators: dict[str, TrustedCurator] = {}
         if privacy.per_client and config["noise"] and config["placement"] == "central":
             curator = TrustedCurator(config["clip"], config["noise"], draws)
-            for name, row_noise in privacy.row_noises(method, config).items():
+            for name, row_noise in self._row_noises().items():
                 curators[name] = TrustedCurator(row_noise.norm, row_noise.multiplier, draws)
         # Mean variance of DP-SGD's noise in an update; it depends on a client's number of steps.
         variances = {}
@@ -228,7 +241,7 @@ class Deployment:
         method = self.method
         # Under noise an error would tell of the data, so numbers are clamped instead.
         ranges = SumRanges(
-            method.sums.fields(method, self.config),
+            {**method.sums.fields(method, self.config), **self._scale.largest},
             saturate=self.config["noise"] > 0,
             clamped=frozenset({"loss"}),
             noise=method.privacy.sum_noise(self.config, draws),

@@ -32,6 +32,10 @@ M = TypeVar("M", bound=Method)
 
 # options that were chosen for a target ε: the name in a configuration, and of a method's attribute
 CHOSEN = "chosen"
+# attribute of a method whose run goes on: options that its clients and server began with
+BEGUN = "begun"
+# in a configuration: the noise multiplier of a shared scale's sum over that of training
+SCALE_NOISE = "scale_noise"
 GIVEN = "_given"  # attribute of a protocol: names of the options that its constructor was given
 
 
@@ -96,6 +100,23 @@ def with_chosen(method: M, chosen: Mapping[str, Any]) -> M:
     return settled
 
 
+def goes_on(method: M, config: Mapping[str, Any]) -> M:
+    """Return a method whose run is longer than clients and server agreed on when it began.
+
+    Its configuration stays as it was, so that frames, masks and noise go on under its hash.
+
+    Args:
+        method: with the length that the run has now.
+        config: what they agreed on.
+    """
+    option = method._length
+    if config[option] == getattr(method, option):
+        return method
+    made = copy.copy(method)
+    vars(made)[BEGUN] = {option: config[option]}
+    return made
+
+
 def chosen_sentence(chosen: Mapping[str, Any]) -> str:
     """Return in words what was chosen for a target ε.
 
@@ -119,7 +140,11 @@ def params_as_json(method: Method) -> dict[str, Any]:
 
     params: dict[str, Any] = {}
     for name, value in method.get_params().items():
-        params[name] = value if _of_json(value) else {"own": name}
+        if hasattr(value, "as_json"):
+            value = value.as_json()
+        elif not _of_json(value):
+            value = {"own": name}
+        params[name] = value
     return numbers({**params, "model": describe(method.model)})
 
 
@@ -183,7 +208,10 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
     task = objective(config["objective"])
     randomness = Randomness(config["seed"])
     network = method.training.network(method)
-    return build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    flat = build(network, tuple(config["shape"]), config["classes"], randomness, task)
+    flat = flat.with_local(method.training.local_layers or ())
+    start = method.training.start
+    return flat if start is None else start.applied(flat)
 
 
 def module_doubts(method: Method, federation: Federation) -> list[str]:

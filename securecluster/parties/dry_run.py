@@ -132,7 +132,7 @@ class _OfStandIns(Deployment):
 class _NoiseOfZeros(ReleaseAccounting):
     """Accounting that takes rows to have no noise, as those of stand-ins are."""
 
-    def noise(self, name: str, d: int, trains: str = "usual") -> float:
+    def noise(self, name: str, d: int, trains: str = "usual", round: int = 0) -> float:
         return 0.0
 
 
@@ -213,6 +213,7 @@ def run_releases(protocol: Any, facts: Facts, clients: int) -> RunReleases:
         f"{type(protocol).__module__}.{type(protocol).__qualname__}",
         params_as_json(protocol),
         list(facts.shape),
+        facts.scaling,
         facts.classes,
         facts.objective.as_json(),
         clients,

@@ -9,6 +9,7 @@ from typing import Any
 from securecluster.messaging.messages import Call
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.parties.method import Method
+from securecluster.runtime.run import Stop
 
 ATTRIBUTE = "_experiment"
 
@@ -21,11 +22,13 @@ class Experiment:
         before_pipeline: what clients do to each reply before it is protected.
         observe_authority: called with each R that a key authority decrypts.
         secret: of the run that is repeated; None draws a new one.
+        stopped: after which round the run that is repeated was stopped; None if it was not.
     """
 
     before_pipeline: Callable[[Call, Any], Any] | None = None
     observe_authority: Callable[[VerbOutcome], None] | None = None
     secret: bytes | None = None
+    stopped: Stop | None = None
 
 
 def experiment_of(protocol: Method) -> Experiment:

@@ -65,6 +65,7 @@ class Method(Protocol):
         client: class of the clients' object.
         gps: class of the global parameter server of hierarchical methods.
         fitted_class: class of its results.
+        _length: name of the option by which a run goes on when it is given a larger value.
         rounds: number of rounds.
         model: name of the network that clients train, or a module of the user's own.
         training: options of local training.
@@ -78,6 +79,7 @@ class Method(Protocol):
     client: ClassVar[Any]
     gps: ClassVar[type]
     fitted_class: ClassVar[Any]
+    _length: ClassVar[str]
     rounds: int
     model: Any
     training: Any
@@ -89,6 +91,9 @@ class Method(Protocol):
     @property
     def total_rounds(self) -> int:
         """Return the number of rounds, each of which has a line in the history."""
+
+    def _unlike_longer(self, longer: Any) -> str | None:
+        """Return what a run of this length did otherwise than a longer one; None for nothing."""
 
     # what both sides agree on
 

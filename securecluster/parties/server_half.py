@@ -28,7 +28,7 @@ from securecluster.parties.labels import checked_labels
 from securecluster.parties.method import Method
 from securecluster.privacy.dp.ledger import Event, Recall
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.run import Appended, CheckpointPart, Line, Run
+from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, Stop
 from securecluster.runtime.transport import Recorded, Replay, Transport
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ServerHalf:
         folder: Path | None = None,
         components: Mapping[str, CheckpointPart] | None = None,
         observe: Callable[[Any], Line] = lambda state: {},
-        report: Callable[[Line], None] = lambda line: None,
+        report: Callable[[Line], str | None] = lambda line: None,
     ) -> Run:
         """Return the run, at its last checkpoint if the folder has one.
 
@@ -105,7 +105,7 @@ class ServerHalf:
             folder: where to write checkpoints; None stores everything in memory.
             components: of other components, which checkpoints have beside the server's own.
             observe: measures the state after each round, outside the protocol.
-            report: called with the history line of each round.
+            report: called with the history line of each round; returns a reason to stop, or None.
         """
         run = Run(
             folder,
@@ -141,11 +141,21 @@ class ServerHalf:
             UsageError: the loop asks for what only an object that met clients' data can have, or
                 its state is of another class than it declares, or has no label for each client.
         """
+        self.find_scale()
         with without_clients(self.method):
             state = self.method.run_server(self.net, run)
         self.net.end()
         self.check(state)
         return state
+
+    def find_scale(self) -> None:
+        """Find the scale of features that clients share, where they do, and tell those who lack it.
+
+        It comes before the server's loop, which knows nothing of it.
+        """
+        from securecluster.parties.shared_scale import find_scale
+
+        find_scale(self.method, self.net)
 
     def check(self, state: Any) -> None:
         """Check what the server's loop returned.
@@ -172,6 +182,8 @@ class ServerHalf:
             number: of the round.
         """
         self.net.round = int(number)
+        if self.net.state.scale:  # who missed it is told now
+            self.find_scale()
 
     def _traffic(self) -> Line:
         """Return the bytes so far, for the history."""
@@ -273,6 +285,7 @@ def replayed(  # noqa: PLR0913 (what a replay is made of)
     observe: Callable[[VerbOutcome], None] | None = None,
     secrets: Randomness | None = None,
     key: bytes | None = None,
+    stopped: Stop | None = None,
 ) -> tuple[Any, ChannelState]:
     """Run the server alone against a recorded transcript.
 
@@ -286,6 +299,7 @@ def replayed(  # noqa: PLR0913 (what a replay is made of)
         secrets: secret random streams of the run; None derives them from the seed, as runs with
             `keys_from_seed` do.
         key: of a deployed server, from which its noise follows; None in a simulation.
+        stopped: after which round it was stopped; None if it was not.
 
     Returns:
         The server's final state, and that of its channel, which contains the ledger.
@@ -302,6 +316,7 @@ def replayed(  # noqa: PLR0913 (what a replay is made of)
     net.observe = observe
     half = ServerHalf(server, net, transcript)
     run = Run(begin=half.begin_round)
+    run.stopped = stopped
     with (
         warnings.catch_warnings(),
         torch.inference_mode(False),

@@ -79,7 +79,8 @@ OPTIONS: dict[str, Rule] = {
         "gradient_noise gram_mechanism gram_noise grid height init k keep_momentum landmarks layer "
         "layer_mask least_choosers least_members level linkage local_rounds loss_clip loss_noise "
         "lr mask metric min_samples min_size minimum_size moments momentum networks newcomers_by "
-        "noise optimizer "
+        "noise optimizer scale_noise class_weight ditto accumulate keep_best local_layers lr_gamma "
+        "lr_schedule lr_step proximal weight_decay "
         "participation period placement positions pre_rounds public quantile radius radius_scale "
         "rebalance refine regularization relevance relevance_release residuals retrain rounds "
         "sealed selection_noise selection_share signature signature_blocks signature_centre "
@@ -88,6 +89,7 @@ OPTIONS: dict[str, Rule] = {
         "threshold tree trim tune_rounds variant vectors walks",
     ),
     "model": MODEL,
+    "start": (PUBLIC, {**_all(PUBLIC, "earlier models weights"), "ledger": OWNER}),
 }
 # what clients and server agreed on
 NETWORK: Rule = {
@@ -97,8 +99,8 @@ NETWORK: Rule = {
         "schema wire protocol dtype dimension shape classes feature_names class_names clients "
         "width latents shared phi signature_kind",
     ),
-    "objective": _all(PUBLIC, "kind metres"),
-    "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted")),
+    "objective": _all(PUBLIC, "kind metres loss delta bounds standardised"),
+    "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted channels")),
     "chosen": OPTIONS,
     # clients' numbers of samples
     **_all(UNCOVERED, "sizes signature_sizes most_samples"),
@@ -116,8 +118,9 @@ CONFIG: Rule = {
             "data": FileName(),
             **_all(
                 PUBLIC,
-                "client_column label_column classes truth_column feature_columns drop_columns "
-                "missing scaling bounds prepare scenario clients clusters samples "
+                "client_column label_column test_column task classes truth_column weight_column "
+                "feature_columns drop_columns missing scaling bounds prepare scenario clients "
+                "clusters samples "
                 "labels_per_client alpha minority task_sizes overlap",
             ),
             "seed": OWNER,
@@ -142,6 +145,7 @@ PRIVACY: Rule = {
     ),
     "masks": Each(_all(PUBLIC, "kind fresh is padding_bytes")),
     "over_rounds": _all(PUBLIC, "sentence rank solvable"),
+    "together": _all(PUBLIC, "epsilon clients sentence"),
     "smallest_sums": _all(PUBLIC, "sentence members clients"),
     "fields": Each(
         _all(
@@ -158,7 +162,9 @@ PRIVACY: Rule = {
     # clusters in which clients trained alone
     "unshared_models": _all(UNCOVERED, "labels file"),
 }
-SCORES: Rule = _all(UNCOVERED, "before after per_cluster")
+SCORES: Rule = _all(
+    UNCOVERED, "before after per_cluster baseline baseline_per_cluster below_baseline"
+)
 RESULT: Rule = {
     **_all(
         PUBLIC,
@@ -179,6 +185,7 @@ RESULT: Rule = {
     **dict.fromkeys(("dropped", "never_seen"), Each(UNCOVERED, named=True)),
     "refused": Each(Each(UNCOVERED, named=True), named=True),
     "fallback": {"nodes": UNCOVERED, "losses": Each(Each(UNCOVERED, named=True))},
+    "stopped": _all(UNCOVERED, "round reason"),
     "power": {
         **_all(UNCOVERED, "summary clusters training sentences warning"),
         "releases": Each(

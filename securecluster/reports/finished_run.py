@@ -38,7 +38,7 @@ class FinishedRun:
         history: lines of history.jsonl.
         protocol: with the run's hyper-parameters; objects of the user's own are left out.
         ledger: of the run.
-        server_state: the server's final state, packed.
+        kept: the state at the end of the run.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class FinishedRun:
     history: list[dict[str, Any]]
     protocol: ClusteringProtocol
     ledger: Ledger
-    server_state: bytes
+    kept: FittedState
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,9 +93,9 @@ def open_run(
         config=config,
         result=result,
         history=checked_lines(folder / LEARNED, stored.learned.history),
-        protocol=protocol or _protocol(folder, config),
+        protocol=protocol or protocol_of(folder, config),
         ledger=_ledger(folder, stored),
-        server_state=stored.server,
+        kept=stored,
     )
 
 
@@ -119,7 +119,7 @@ def _not_ended(folder: Path, config: RunConfig) -> UsageError:
     )
 
 
-def _protocol(folder: Path, config: RunConfig) -> ClusteringProtocol:
+def protocol_of(folder: Path, config: RunConfig) -> ClusteringProtocol:
     """Return the run's protocol without objects of the user's own.
 
     Raises:
@@ -237,9 +237,9 @@ def command_of(run: FinishedRun) -> str | None:
         run: the run.
 
     Returns:
-        None where data or options are from Python.
+        None where data or options are from Python, or a callback stopped it.
     """
-    if run.config["simulation"] is None:
+    if run.config["simulation"] is None or "stopped" in run.result:
         return None
     words = ["securecluster", "run", run.config["protocol"]["name"]]
     simulation = Simulation(**run.config["simulation"])

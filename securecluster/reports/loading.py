@@ -17,13 +17,14 @@ from securecluster.folders.run_folder import CONFIG, RunPlan, check_options
 from securecluster.folders.schemas import RunConfig
 from securecluster.models.architectures import AUTO
 from securecluster.models.architectures import names as architectures
-from securecluster.parties.derived import as_agreed
+from securecluster.parties.derived import as_agreed, goes_on
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.registry import protocol_class, protocol_names
 from securecluster.recordings.recording_folder import Recording, is_recording
 from securecluster.results.fitted import recorded_transcript
 from securecluster.results.fitted_state import FittedSummary
 from securecluster.results.saving import read_kept
+from securecluster.results.start_models import with_start
 from securecluster.runtime.settings import Settings, check_values
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def open_transcript(folder: Path | str) -> Transcript:
     for name, value in summary.params.items():
         if not isinstance(value, dict):
             params[name] = value
+    params.pop("start", None)
     protocol: ClusteringProtocol = protocol_class(summary.protocol)(**params)
     transcript = recorded_transcript(protocol, folder, summary)
     if transcript is None:
@@ -147,7 +149,7 @@ def run_config(folder: Path) -> RunConfig:
     if config["version"] != __version__:
         # an option that came later has its default, by which the protocol is what it was before
         config["protocol"] = {**run_folder.defaults_of(options), **config["protocol"]}
-    params = dict(config["protocol"])
+    params = with_start(folder, config["protocol"])
     params.pop("name", None)
     check_options(folder / CONFIG, "protocol", params, options)
     return config
@@ -184,7 +186,7 @@ def plan_of(folder: Path) -> tuple[RunPlan, RunConfig]:
             folder contains.
     """
     config = run_config(folder)
-    params = dict(config["protocol"])
+    params = with_start(folder, config["protocol"])
     # config.json has a description in place of an object, such as a network
     names = [name for name, value in params.items() if isinstance(value, dict)]
     if names:
@@ -201,7 +203,7 @@ def plan_of(folder: Path) -> tuple[RunPlan, RunConfig]:
     settings = Settings(**config["settings"])
     try:
         check_values(settings)
-        protocol = as_agreed(protocol, config["network"])
+        protocol = goes_on(as_agreed(protocol, config["network"]), config["network"])
         protocol.check(len(config["clients"]))
         if protocol.model not in (AUTO, *architectures()):
             raise unknown("model", protocol.model, (AUTO, *architectures()))

@@ -64,6 +64,7 @@ def guarantee(privacy: Privacy) -> list[Statements]:
     tuned = []
     if "tuned_models" in privacy:
         tuned.append(privacy["tuned_models"])
+    together = [privacy["together"]["sentence"]] if "together" in privacy else []
     noise = []
     if _noised(privacy):
         noise.append(_priced_releases(privacy["releases"]))
@@ -76,6 +77,7 @@ def guarantee(privacy: Privacy) -> list[Statements]:
         Statements("free", "It costs nothing", privacy.get("free", ())),
         Statements("declared public", "Declared public", privacy.get("declared_public", ())),
         Statements("ε", "In full", [_epsilon(privacy)]),
+        Statements("with the earlier run", "With the run it started from", together),
         Statements("odds", "", odds.in_words(privacy)[:1]),
         Statements("assumed", "It assumes", privacy.get("assumed", ())),
         Statements("not covered", "It does not cover", privacy["not_covered"]),
@@ -104,7 +106,10 @@ def price_of_noise(privacy: Privacy) -> str | None:
     Args:
         privacy: `privacy` of result.json.
     """
-    return f"ε: {_epsilon(privacy)}" if _noised(privacy) else None
+    if not _noised(privacy):
+        return None
+    together = privacy["together"]["sentence"] if "together" in privacy else ""
+    return "; ".join(filter(None, (f"ε: {_epsilon(privacy)}", together)))
 
 
 def _paddings(masks: Sequence[Mask]) -> list[str]:

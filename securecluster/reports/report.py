@@ -9,7 +9,7 @@ from typing import Any
 from securecluster.core.number_format import number, shown
 from securecluster.core.progress import duration
 from securecluster.data.feature_columns import listed
-from securecluster.folders.schemas import Result, Sent, scores_of
+from securecluster.folders.schemas import Result, Sent, Stopped, scores_of
 from securecluster.models.objectives import METRICS
 from securecluster.parties.derived import chosen_sentence
 from securecluster.reports import privacy_report, terminal
@@ -140,6 +140,8 @@ def show(content: Result, folder: Path) -> None:
     _show_classes(console, content)
     console.print(terminal.table(*bytes_table(content["bytes"]), "bytes on the wire", numbers=True))
     privacy_report.show(console, content["privacy"])
+    if "stopped" in content:
+        console.print(f"stopped {early_end(content['stopped'])}")
     if "chosen" in content:
         console.print(chosen_sentence(content["chosen"]))
     for sentence in content.get("power", {"sentences": []})["sentences"]:
@@ -151,6 +153,11 @@ def show(content: Result, folder: Path) -> None:
     time = f"{content['seconds']:.1f} s on {content['device']}"
     # no wrapping: a path with line breaks in it could not be copied
     console.print(f"{time}; everything is in {folder}", soft_wrap=True)
+
+
+def early_end(stopped: Stopped) -> str:
+    """Return after which round a run was stopped, and by whom, in words."""
+    return f"after round {stopped['round']} by {stopped['reason']}"
 
 
 def _show_scores(console: Any, content: Result) -> None:
@@ -175,6 +182,10 @@ def _show_scores(console: Any, content: Result) -> None:
         text += f"{heading} {number(value)}, "
     exact = "–" if metrics["exact"] is None else metrics["exact"]
     console.print(f"{text}exact {exact}")
+    below = scores.get("below_baseline", [])
+    if below:
+        names = listed(below, MOST_NAMES)
+        console.print(f"worse than the baseline, which knows training targets alone: {names}")
 
 
 def _show_classes(console: Any, content: Result) -> None:
@@ -249,6 +260,8 @@ def _show_clusters(console: Any, content: Result) -> None:
     if "fallback" in content:
         model_nodes = content["fallback"]["nodes"]
     headings = ["cluster", "clients", "true clusters in it", content["metric"]]
+    if "baseline_per_cluster" in scores_of(content):
+        headings.append("baseline")
     if model_nodes:
         headings.append("model of")
     rows = []
@@ -266,7 +279,7 @@ def _show_clusters(console: Any, content: Result) -> None:
 
 
 def _cluster_cells(content: Result, cluster: int) -> list[str]:
-    """Return a cluster's number, clients, true clusters and metric.
+    """Return a cluster's number, clients, true clusters and metric, with the baseline if known.
 
     Args:
         content: content of result.json.
@@ -282,8 +295,12 @@ def _cluster_cells(content: Result, cluster: int) -> list[str]:
     if truth is not None:
         labels: set[Any] = {truth[client] for client in members}
         true_clusters = _few(sorted(labels))
-    score = scores_of(content)["per_cluster"][cluster]
-    return [str(cluster), clients, true_clusters, shown(score, content["metric"])]
+    scores = scores_of(content)
+    values = [scores["per_cluster"][cluster]]
+    if "baseline_per_cluster" in scores:
+        values.append(scores["baseline_per_cluster"][cluster])
+    texts = [shown(value, content["metric"]) for value in values]
+    return [str(cluster), clients, true_clusters, *texts]
 
 
 def _model_of(node: int, leaf: int) -> str:

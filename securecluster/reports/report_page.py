@@ -14,7 +14,7 @@ from securecluster.folders.schemas import Privacy, scores_of
 from securecluster.parties.derived import call_types
 from securecluster.privacy import run_secret
 from securecluster.reports import html_page as html
-from securecluster.reports import privacy_report
+from securecluster.reports import privacy_report, score_table
 from securecluster.reports.finished_run import (
     FinishedRun,
     command_of,
@@ -23,7 +23,7 @@ from securecluster.reports.finished_run import (
     epsilon_of_field,
 )
 from securecluster.reports.privacy_report import Statements
-from securecluster.reports.report import bytes_table, megabytes
+from securecluster.reports.report import bytes_table, early_end, megabytes
 from securecluster.statements import odds
 from securecluster.statements.disclosures import READERS, Disclosure, protections
 
@@ -80,6 +80,7 @@ def sections(run: FinishedRun) -> Iterator[str]:
         run: the run.
     """
     yield summary(run)
+    yield scores(run)
     yield threat_model(run)
     yield who_saw_what(run)
     yield guarantee(run)
@@ -98,6 +99,8 @@ def summary(run: FinishedRun) -> str:
         (f"{metric} on clients' test samples", shown(score, metric, result["unit"])),
         ("agreement with the true clusters (ARI)", number(result["metrics"]["ari"])),
     ]
+    if "stopped" in result:
+        observed.append(("stopped", printable(early_end(result["stopped"]))))
     rows = [
         ("protocol", result["protocol"]),
         ("data", f"{printable(result['data'].rpartition('/')[2])} ({result['scenario']})"),
@@ -113,6 +116,15 @@ def summary(run: FinishedRun) -> str:
         html.uncovered(html.table(("", ""), observed)),
         html.shown(html.table(("", ""), rows)),
     )
+
+
+def scores(run: FinishedRun) -> str:
+    """Return the scores by client and by cluster; no text where nobody measured any."""
+    headings, rows = score_table.table_of(run, MOST_CLIENTS)
+    if not rows:
+        return ""
+    blocks = [html.table(headings, rows), html.paragraph(score_table.NOTE, "note")]
+    return html.section("Scores on clients' test samples", html.uncovered(*blocks))
 
 
 def _names(run: FinishedRun) -> Iterator[tuple[str, str]]:
@@ -283,7 +295,8 @@ def reproduction(run: FinishedRun, *further: str) -> str:
     lines = [f"securecluster replay {folder}", f"securecluster report {folder} --html", *further]
     if command is None:
         text = (
-            "Data or options came from Python: repeat it there, with fit(federation, folder=...)."
+            "Data, options or a callback that stopped it came from Python: repeat it there, with "
+            "fit(federation, folder=...)."
         )
         blocks = [html.paragraph(text)]
     else:

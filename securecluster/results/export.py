@@ -19,7 +19,7 @@ from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
-from securecluster.results.preparation import Numbers, preparation
+from securecluster.results.preparation import Numbers, of_rows, own_numbers, preparation, seen_by
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
@@ -71,14 +71,14 @@ def export(
     content = _content(fitted, form, labels)
     config = fitted.kept_.learned.config
     numbers: dict[str, Numbers | None] = {}
-    scaling = Scaling.read(config.get("scaling"))
-    own_alone = scaling is not None and scaling.of_rows
+    own_alone = of_rows(config)
+    shared = None if own_alone else preparation(config, own_numbers(fitted.kept_, None))
     for c, state in enumerate(fitted.models_):
         # a graph cannot refuse samples that nobody prepared
         if state is not None and not (own_alone and form == "onnx"):
             content["clusters"][str(c)] = f"cluster{c}.{form}"
             states[f"cluster{c}.{form}"] = state
-            numbers[f"cluster{c}.{form}"] = None if own_alone else preparation(config, None)
+            numbers[f"cluster{c}.{form}"] = None if own_alone else shared
     names = ClientNames([*fitted.kept_.learned.names, *fitted._guests])
     for client in clients:
         state = fitted.model_of(client)
@@ -86,7 +86,10 @@ def export(
         file = f"client{position}.{form}"
         content["own"][names.names[position]] = file
         states[file] = state
-        numbers[file] = preparation(config, fitted._own(client))
+        own = fitted._own(client)
+        # a graph without a preparation takes samples as the network does
+        of_range = {} if form == "onnx" else seen_by(own)
+        numbers[file] = preparation(config, own) or of_range or None
     if not states:
         fitted.kept_.check_clients()
         reason = "no cluster shares a model"
@@ -141,6 +144,7 @@ def _content(fitted: Fitted, form: str, labels: bool) -> dict[str, Any]:
         "shape": learned.config["shape"],
         "features": learned.config.get("feature_names"),
         "scaling": learned.config.get("scaling"),
+        "own_numbers": of_rows(learned.config),
         "classes": fitted.classes_.tolist(),
         "clients": clients,
         "clusters": {},
@@ -299,8 +303,7 @@ def _write_onnx(
     objective = fitted.network_.objective
     # two samples: exporters take an axis of one for constant
     scaling = Scaling.read(config.get("scaling"))
-    columns = len(scaling.categories) if scaling is not None else 0
-    shape = (columns,) if columns else config["shape"]
+    shape = config["shape"] if scaling is None else scaling.given_shape(config["shape"])
     samples = torch.zeros(2, *shape, dtype=getattr(torch, config["dtype"]))
     if objective.kind == Language.kind:
         samples = samples.long()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from securecluster.core import atomic_files, manifest, summaries
 from securecluster.core.atomic_files import MARKER
-from securecluster.core.client_names import Client, ClientNames, at
+from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
 from securecluster.core.number_format import shown
 from securecluster.core.serialization import unpack
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 # also the old name of `join`, which is refused
 FOR_AUDITORS = (
-    "client_models_", "kept_", "mask_info", "method", "of_folder", "predict", "server_state_",
-    "state_", "verb_outcomes",
+    "client_models_", "earlier", "kept_", "mask_info", "method", "of_folder", "predict",
+    "server_state_", "state_", "verb_outcomes",
 )  # fmt: skip
 
 
@@ -90,10 +90,11 @@ class FittedRun:
         refused_: the rounds in which clients refused a request, by client and reason.
         warning_: a sentence if a run went wrong, else None. In ten rounds or more many clients'
             models learned nothing, by their training loss and accuracy beside those of a model that
-            ignores its input; or in 30 or more a method that looks for clusters found one, found
-            as many as it can, or has two whose models do equally well on each other's clients.
-            The observer computes it outside the protocol, so ε does not cover it; under noise
-            nothing but chance is read of clients' data for it.
+            ignores its input, or some are worse on test samples than an answer by their training
+            targets alone (of text in 30 or more); or in 30 or more a method that looks for clusters
+            found one, found as many as it can, or has two whose models do equally well on each
+            other's clients. The observer computes it outside the protocol, so ε does not cover it;
+            under noise nothing but chance and these answers is read of clients' data for it.
         joined_: after `join`, what newcomers released in that call, and its cost.
         network_: the network with its initial weights, as a flat vector.
         state_: the server's final state; its fields are the protocol's.
@@ -200,6 +201,11 @@ class FittedRun:
         kept = read_kept(folder)
         return cls(method, kept, recorded_transcript(method, folder, kept.learned), folder)
 
+    @property
+    def earlier(self) -> Any:
+        """Return the models and the ledger of another run that this one started from, or None."""
+        return self.method.training.start
+
     def _module_tensors(self) -> dict[str, torch.Tensor]:
         """Return a copy of the weights of a module of the user's own, by name."""
         tensors: dict[str, torch.Tensor] = {}
@@ -237,7 +243,12 @@ class FittedRun:
         if untuned is not None:
             before: dict[str, Any] = self.network_.state_dict(untuned[label])
             return before
-        return self.model_of(at(members[0]))
+        theta = self.client_models_.row(members[0])
+        if self.network_.local:
+            # each client's own layers are for this client alone
+            theta, _ = self.network_.parts(theta)
+        of_members: dict[str, Any] = self.network_.state_dict(theta)
+        return of_members
 
     def model_of(self, client: Client) -> dict[str, Any]:
         """Return the `state_dict` of a client's model.
@@ -269,11 +280,12 @@ class FittedRun:
         called = ClientNames(names).positions_called(client)
         return self._guests[names[called[0]]] if called else None
 
-    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
-        """Return what a client or a newcomer keeps of its own data."""
-        guest = self._guest(client)
-        if guest is not None:
-            return guest.numbers
+    def _own(self, client: Client | None) -> Mapping[str, torch.Tensor]:
+        """Return what a client or a newcomer keeps of its own data, and what all share."""
+        guest = None if client is None else self._guest(client)
+        if client is None or guest is not None:
+            own = {} if guest is None else guest.numbers
+            return {**own_numbers(self.kept_, None), **own}
         return own_numbers(self.kept_, self._client_names.position(client))
 
     def secrets_of(self, client: Client) -> Secrets:
@@ -297,10 +309,13 @@ class FittedRun:
         Args:
             what: "labels", each client's cluster as a Series by the client's name; or a DataFrame:
                 "history", a row for each round; "bytes", a row for each message; "ledger", a row
-                for each field that each client released, newcomers included.
+                for each field that each client released, newcomers included; "scores", a row for
+                each client with scikit-learn's scores on its test samples, each followed by that of
+                a baseline that knows its training targets alone (`results.scores`): they are the
+                observer's, and no ε covers them.
 
         Raises:
-            UsageError: another word, or pandas is not installed.
+            UsageError: another word, pandas is not installed, or nobody measured scores.
         """
         from securecluster.results.frames import frame_of
 
@@ -344,7 +359,7 @@ class FittedRun:
                 "give a client or a cluster: module_of(client) or module_of(cluster=0)"
             )
         state = self._state_of(cluster) if client is None else self.model_of(client)
-        numbers = preparation(self._config, None if client is None else self._own(client))
+        numbers = preparation(self._config, self._own(client))
         return predictions.module_with(
             self.method, self._config, self.network_.objective, state, numbers
         )
@@ -375,7 +390,8 @@ class FittedRun:
 
     def _outputs(self, client: Client, x: Any) -> torch.Tensor:
         """Return the outputs (n, …) of a client's model for samples as the user has them."""
-        module = self.module_of(client)
+        module: Any = self.module_of(client)
+        module.seen = None  # of which the samples' reader tells, by the columns' names
         seen = self._own(client).get(RANGES)
         return predictions.outputs_of(module, predictions.read_samples(x, self.kept_, seen))
 
@@ -544,7 +560,8 @@ class FittedRun:
             clients: whose own models are written, too; they are for these clients alone. Otherwise
                 a client of a method with personal models has its cluster's.
             format: safetensors, or onnx: a graph a model in place of weights and loader, which
-                needs onnx and onnxscript.
+                needs onnx and onnxscript, and cannot note values far outside of what the client
+                trained on.
             labels: also write each client's cluster where the client alone knows it.
 
         Raises:
@@ -582,6 +599,7 @@ class FittedRun:
             outcomes.append,
             self.kept_.secrets(),
             self.kept_.key,
+            learned.stopped,
         )
         return outcomes
 

@@ -15,7 +15,7 @@ from securecluster.parties.program import UNKNOWN
 from securecluster.privacy import run_secret
 from securecluster.protections.occupancy import Occupancy
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.run import Line
+from securecluster.runtime.run import Line, Stop
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class FittedSummary:
     named_draws: bool = False  # clients drew by their names; by their positions in versions before
     # what the members of hidden sums moved; None where nobody counts it, on many machines
     occupancy: Occupancy | None = None
+    # the same metric of answers that know each client's training targets alone; empty where nobody
+    # measures them, on many machines and in versions before
+    baselines: list[float] = field(default_factory=list)
+    stopped: Stop | None = None  # why it ended before its last round
 
 
 @dataclass
@@ -123,7 +127,11 @@ class Fitted(Protocol):
     _newcomers_record: Any
     _guests: dict[str, Any]  # newcomers by name
 
-    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
+    @property
+    def earlier(self) -> Any:
+        """Return the models of another run that this one started from, or None."""
+
+    def _own(self, client: Client | None) -> Mapping[str, torch.Tensor]:
         """Return what a client or a newcomer keeps of its own data."""
 
     def model_of(self, client: Client) -> dict[str, Any]:

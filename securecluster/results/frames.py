@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.core.optional_packages import need
 from securecluster.errors import unknown
+from securecluster.results.scores import score_rows
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
@@ -24,7 +25,13 @@ def frame_of(fitted: Fitted, what: str) -> Any:
     Raises:
         UsageError: another word, or pandas is not installed.
     """
-    makers = {"labels": _labels, "history": _history, "bytes": _bytes, "ledger": _ledger}
+    makers = {
+        "labels": _labels,
+        "history": _history,
+        "bytes": _bytes,
+        "ledger": _ledger,
+        "scores": _scores,
+    }
     if what not in makers:
         raise unknown("frame", what, makers)
     return makers[what](fitted, need("pandas"))
@@ -34,6 +41,12 @@ def _labels(fitted: Fitted, pandas: Any) -> Any:
     """Return each client's cluster by its name."""
     names = pandas.Index(fitted.kept_.learned.names, name="client")
     return pandas.Series(fitted.labels_, index=names, name="cluster")
+
+
+def _scores(fitted: Fitted, pandas: Any) -> Any:
+    """Return a row for each client, with its cluster and the scores on its test samples."""
+    rows = score_rows(fitted.kept_, fitted.network_.objective)
+    return pandas.DataFrame(rows).set_index("client")
 
 
 def _history(fitted: Fitted, pandas: Any) -> Any:

@@ -233,6 +233,8 @@ class _Server:
             planned: the ledger with the newcomers' names and numbers of samples.
             record: the file beside the run; None where there is none.
         """
+        from securecluster.parties.shared_scale import tell_scale
+
         protocol = self.protocol
         learned = self.kept.learned
         config = learned.config
@@ -267,6 +269,7 @@ class _Server:
             cpu_threads(settings.threads),
             reproducible(self.device),
         ):
+            tell_scale(server, net, tuple(numbers))
             labels = server.assign_newcomers(net, state, tuple(numbers))
         joined = Joined((), net.state.ledger, transcript, transcript.totals())
         return _Assigned(joined, labels, state)

@@ -16,7 +16,14 @@ from securecluster.data.plausibility import far_doubts
 from securecluster.data.scaling import Categories, Scaling
 from securecluster.data.user_arrays import read_pair
 from securecluster.errors import SecureClusterWarning, UsageError
-from securecluster.models.objectives import Classification, Language, Objective, Trajectory
+from securecluster.models.objectives import (
+    Binary,
+    Language,
+    MultiLabel,
+    Objective,
+    Regression,
+    Trajectory,
+)
 from securecluster.parties.method import Method
 from securecluster.results.fitted_state import FittedState
 from securecluster.training.evaluation import EVALUATED
@@ -77,7 +84,7 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     categories = () if scaling is None else scaling.categories
     names = config.get("feature_names")
     values = _values(x, names, categories)
-    shape = (len(categories),) if categories else tuple(config["shape"])
+    shape = tuple(config["shape"]) if scaling is None else scaling.given_shape(config["shape"])
     if values.shape[1:] != shape:
         raise UsageError(
             f"X {values.shape} has samples of shape {values.shape[1:]}, and the run's are "
@@ -89,7 +96,7 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     converted = values.astype(np.float64 if scaling is not None else DTYPES[config["dtype"]])
     if np.isinf(converted).any() or (np.isnan(converted).any() and not categories):
         raise UsageError("X has a value that is NaN or infinite: clean the samples first")
-    doubts = [] if seen is None else far_doubts(values, seen.numpy(), names)
+    doubts = [] if seen is None else far_doubts(values, seen.numpy(), names, categories)
     for doubt in doubts:
         warnings.warn(doubt, SecureClusterWarning, stacklevel=4)
     return torch.as_tensor(converted)
@@ -149,12 +156,21 @@ def predicted(outputs: torch.Tensor, classes: NDArray[Any], objective: Objective
 
     Returns:
         Labels (n,); for text the next token at every place (n, L); for trajectories positions
-        (n, k), in units of the area.
+        (n, k), in units of the area; for a regression numbers (n,), or (n, k) of several targets;
+        of several labels 0 or 1 (n, k).
     """
     known = outputs[..., : len(classes)]
     if objective.kind == Trajectory.kind:
         positions: NDArray[Any] = known.numpy()
         return positions
+    if objective.kind == Regression.kind:
+        numbers: NDArray[Any] = known.numpy()
+        return numbers[:, 0] if len(classes) == 1 else numbers
+    if objective.kind == MultiLabel.kind:
+        return (known > 0).numpy().astype(np.int64)
+    if objective.kind == Binary.kind:
+        second: NDArray[Any] = classes[(outputs[:, 0] > 0).numpy().astype(np.int64)]
+        return second
     labels: NDArray[Any] = classes[known.argmax(-1).numpy()]
     return labels
 
@@ -170,11 +186,22 @@ def probabilities(
         objective: of the run.
 
     Returns:
-        (n, classes), for text (n, L, classes); they sum to 1 over the last axis.
+        (n, classes), for text (n, L, classes); they sum to 1 over the last axis, but for several
+        labels, each of which has a probability of its own.
 
     Raises:
-        UsageError: positions of trajectories, which have none.
+        UsageError: positions of trajectories or numbers, which have none.
     """
+    if objective.kind == Regression.kind:
+        raise UsageError(
+            "a number has no probability: predict_samples gives the numbers themselves"
+        )
+    if isinstance(objective, MultiLabel):
+        ones: NDArray[Any] = outputs[..., : len(classes)].double().sigmoid().numpy()
+        if objective.one_label:
+            ones = ones[:, :1]
+            return np.concatenate([1 - ones, ones], axis=1)
+        return ones
     if objective.kind == Trajectory.kind:
         raise UsageError(
             "a position has no probability: predict_samples gives the positions themselves"
@@ -187,11 +214,12 @@ def probabilities(
 def score_of(
     outputs: torch.Tensor, y: NDArray[Any], classes: NDArray[Any], objective: Objective
 ) -> float:
-    """Return the run's metric on samples: accuracy, perplexity, or the position error.
+    """Return the run's metric on samples, such as the accuracy.
 
     Args:
         outputs: of a network, (n, …).
-        y: labels as the user calls them (n,), tokens (n, L), or positions (n, k).
+        y: labels as the user calls them (n,), tokens (n, L), positions (n, k), or numbers (n, k)
+            in their own units.
         classes: label of each output.
         objective: of the run.
 
@@ -203,7 +231,7 @@ def score_of(
             f"score needs a target for each sample, and at least one: X has {len(outputs)} "
             f"samples and y {len(y)}"
         )
-    if objective.kind == Classification.kind:
+    if objective.one_label:
         labels = y.reshape(len(y), -1)[:, 0]
         unknown = labels[~np.isin(labels, classes)]
         if len(unknown):
@@ -212,8 +240,11 @@ def score_of(
                 f"({', '.join(map(str, classes[:5]))}{' …' if len(classes) > 5 else ''})"
             )
         return float((predicted(outputs, classes, objective) == labels).mean())
+    if isinstance(objective, Regression):
+        # outputs have the targets' own numbers, whatever scale these were trained on
+        objective = Regression()
     targets = torch.as_tensor(y)
-    if objective.kind == Trajectory.kind:
+    if objective.kind != Language.kind:
         targets = targets.to(outputs)
     scores = objective.scores(outputs, targets).double().numpy()
     return float(objective.judged(scores.mean(keepdims=True))[0])
@@ -228,7 +259,7 @@ def read_targets(name: str, x: Any, y: Any, objective: Objective) -> NDArray[Any
         y: their targets as the user has them.
         objective: of the run.
     """
-    return read_pair(name, (x, y), Columns(), objective.kind == Classification.kind)[1]
+    return read_pair(name, (x, y), Columns(), objective)[1]
 
 
 def _numbers(x: Any) -> NDArray[Any]:

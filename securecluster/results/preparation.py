@@ -1,6 +1,7 @@
 """The preparation of samples in a finished run, which is a part of its models.
 
-Public bounds are in the configuration. A client's own mean and standard deviation, and the range of
+Public bounds are in the configuration, and what all clients share is in the state of the server's
+channel. A client's own mean and standard deviation, and the range of
 what it trained on, are of its data: they are beside its model, in `clients.safetensors`, and those
 of newcomers in `newcomers.json`.
 """
@@ -17,8 +18,9 @@ import numpy as np
 from securecluster.core import atomic_files, manifest
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import plain, typed
-from securecluster.data.scaling import Scale, Scaling
+from securecluster.data.scaling import LAST, POOLED, Scale, Scaling
 from securecluster.errors import UsageError
+from securecluster.models.objectives import Regression, objective
 from securecluster.results.fitted_state import FittedState
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 # in the clients' extra state
 SCALES = "scales"  # centres and widths of the features (m, 2, k)
 FILLS = "fills"  # what stands in for gaps (m, k)
+TARGETS = "targets"  # centres and widths of the targets (m, 2, 1)
 RANGES = "ranges"  # the smallest and the largest values that were trained on (m, 2, k)
 Numbers: TypeAlias = "Mapping[str, torch.Tensor]"
 
@@ -58,55 +61,108 @@ def kept_numbers(federation: Federation) -> dict[str, torch.Tensor]:
         if federation.scaling.categories:
             fills = [shard.scale.fill for shard in shards if shard.scale]
             kept[FILLS] = torch.tensor(fills, dtype=torch.float64)
+    own = [(shard.target.centre, shard.target.width) for shard in shards if shard.target]
+    if len(own) == len(shards):
+        kept[TARGETS] = torch.tensor(own, dtype=torch.float64)
     ranges = [shard.seen for shard in shards if shard.seen is not None]
     if len(ranges) == len(shards):
         kept[RANGES] = torch.as_tensor(np.stack(ranges))
     return kept
 
 
-def own_numbers(kept: FittedState, client: int) -> dict[str, torch.Tensor]:
-    """Return what a client of the run keeps of its own data.
+def own_numbers(kept: FittedState, client: int | None) -> dict[str, torch.Tensor]:
+    """Return what a client of the run keeps of its own data, and what all share.
 
     Args:
         kept: state of the run.
-        client: its position.
+        client: its position; None for what all share.
     """
-    extra = kept.clients.extra
-    return {name: extra[name][client] for name in (SCALES, FILLS, RANGES) if name in extra}
+    found = kept.learned.network.scale
+    numbers = {POOLED: torch.tensor(found, dtype=torch.float64)} if found else {}
+    if client is not None:
+        extra = kept.clients.extra
+        kinds = (SCALES, FILLS, TARGETS, RANGES)
+        numbers |= {name: extra[name][client] for name in kinds if name in extra}
+    return numbers
 
 
-def preparation(config: Mapping[str, Any], own: Numbers | None) -> dict[str, torch.Tensor] | None:
-    """Return the numbers by which a model's samples are prepared, as `Prepared` takes them.
+def of_rows(config: Mapping[str, Any]) -> bool:
+    """Return whether each client prepares samples or targets by numbers of its own.
 
     Args:
         config: of the run.
-        own: what the client keeps of its own data; None for nobody's samples in particular.
+    """
+    scaling = Scaling.read(config.get("scaling"))
+    standardised = bool(config["objective"].get("standardised"))
+    return standardised or (scaling is not None and scaling.of_rows)
+
+
+def preparation(config: Mapping[str, Any], own: Numbers) -> dict[str, torch.Tensor] | None:
+    """Return the numbers by which a model's samples are prepared, as `Prepared` takes them.
+
+    Those of targets give what the model predicts in their own numbers.
+
+    Args:
+        config: of the run.
+        own: as `own_numbers` returns it.
 
     Returns:
-        None where samples are taken as they come.
+        None where samples are taken as they come, and outputs are as targets came.
 
     Raises:
         UsageError: nobody's samples, where each client has numbers of its own.
     """
+    if of_rows(config) and not own.keys() & {SCALES, TARGETS}:
+        raise UsageError(
+            "each client of this run scaled its features by its own mean and deviation, so "
+            "samples are some client's: say whose"
+        )
+    numbers = {**_of_samples(config, own), **_of_targets(config, own)}
+    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
+    return tensors | seen_by(own or {}) if tensors else None
+
+
+def _of_targets(config: Mapping[str, Any], own: Numbers) -> dict[str, Any]:
+    """Return the scale of targets; nothing where they are trained on as they came."""
+    trained = objective(config["objective"])
+    if not isinstance(trained, Regression):
+        return {}
+    if trained.standardised and TARGETS in own:
+        centre, width = own[TARGETS].tolist()
+        return {"target_centre": centre, "target_width": width}
+    low, high = np.asarray(trained.bounds).reshape(-1, 2).T
+    if not len(low):
+        return {}
+    return {"target_centre": (low + high) / 2, "target_width": (high - low) / 2}
+
+
+def _of_samples(config: Mapping[str, Any], own: Numbers) -> dict[str, Any]:
+    """Return the numbers of the samples' preparation; nothing where they are taken as they come."""
     scaling = Scaling.read(config.get("scaling"))
     if scaling is None:
-        return None
-    scale = scaling.public
+        return {}
+    scale = scaling.pooled(own[POOLED].tolist()) if scaling.shared else scaling.public
     if scale is None:
-        if own is None:
-            raise UsageError(
-                "each client of this run scaled its features by its own mean and deviation, so "
-                "samples are some client's: say whose"
-            )
         centre, width = own[SCALES].tolist()
         fill = own[FILLS].tolist() if FILLS in own else ()
         scale = Scale(tuple(centre), tuple(width), tuple(fill))
     numbers: dict[str, Any] = {"centre": scale.centre, "width": scale.width}
     if scaling.categories:
         numbers |= {"fill": scale.fill, "source": scaling.sources, "mark": scaling.marks}
+    if scaling.channels == LAST:
+        numbers["last"] = 1
     if scaling.low:
         numbers |= {"low": scaling.low, "high": scaling.high}
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
+    return numbers
+
+
+def seen_by(own: Numbers) -> dict[str, torch.Tensor]:
+    """Return the smallest and the largest values that a client trained on, as `Prepared` has them.
+
+    Args:
+        own: what the client keeps of its own data.
+    """
+    return {"seen": own[RANGES]} if RANGES in own else {}
 
 
 def read_guests(folder: Path) -> dict[str, Guest]:

@@ -33,6 +33,7 @@ SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 START = "start.safetensors"  # initial weights of a module of the user's own
+EARLIER = "earlier.safetensors"  # models of another run that this one started from, its ledger
 ALWAYS = (LEARNED, MODELS, SERVER)
 SAVED = b"a result that securecluster saved\n"  # content of the marker of such a folder
 OWN = atomic_files.Own(
@@ -44,6 +45,7 @@ OWN = atomic_files.Own(
                 *ALWAYS,
                 CLIENTS,
                 START,
+                EARLIER,
                 manifest.NAME,
                 newcomers.NAME,
                 newcomers.KEPT,
@@ -88,13 +90,15 @@ def save(result: Fitted, folder: Path) -> None:
     if not isinstance(result.method.model, str):
         start = {name: tensor.contiguous() for name, tensor in result._start.items()}
         files[START] = encode(start)
+    if result.earlier is not None:
+        files[EARLIER] = pack(result.earlier)
     files[LEARNED] = pack(fitted.learned)
     # all are complete, and on the disk, before anything of an earlier result goes
     with (
         atomic_files.staged(folder, private, atomic_files.OWNER, durable=True) as move_private,
         atomic_files.staged(folder, files, durable=True) as move_others,
     ):
-        for name in (manifest.NAME, START, CLIENTS):
+        for name in (manifest.NAME, START, EARLIER, CLIENTS):
             atomic_files.remove(folder, name, OWN)
         run_secret.write(folder, fitted.secret)
         move_private()
@@ -243,6 +247,8 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
         UsageError: another protocol's folder, or other objects than the run used.
         RunFolderError: no fitted protocol, or one with hyper-parameters that it does not have.
     """
+    from securecluster.results.start_models import with_start
+
     learned = read_kept(folder).learned
     if learned.protocol != cls.name:
         raise UsageError(
@@ -259,7 +265,8 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
         )
     _check_own_objects(folder, learned.params, objects)
     module = _model(folder, learned.params["model"], model)
-    return cls(**{**learned.params, **objects, "model": module})
+    params = with_start(folder, learned.params)
+    return cls(**{**params, **objects, "model": module})
 
 
 def _check_own_objects(folder: Path, params: dict[str, Any], objects: dict[str, Any]) -> None:

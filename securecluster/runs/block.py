@@ -26,6 +26,7 @@ from securecluster.runs.packed_messages import PackedMessage, opened, packed
 from securecluster.runtime.aggregators import added
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
+from securecluster.training.baselines import HeldOut
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
@@ -95,7 +96,7 @@ class BlockEnd:
         """
         observer = method.observer
         untuned = None
-        if method.training.tuning(method):
+        if method.training.personal(method):
             untuned = observer.final_models(client, state)
         return cls(
             observer.kept_models(client, state),
@@ -282,6 +283,14 @@ class Block:
             models: `Rows` of the clients.
         """
         return self._done(lambda: self._made().client.cohort.scores(opened(models)))
+
+    def held_out(self, models: PackedMessage) -> PackedMessage:
+        """Return what models and baselines say of the clients' test samples, a `HeldOut`.
+
+        Args:
+            models: `Rows` of the clients.
+        """
+        return self._done(lambda: HeldOut.of(self._made().client.cohort, opened(models)))
 
     def tuned_once(self, models: PackedMessage) -> PackedMessage:
         """Return each client's model after a round in which it trains it alone.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,11 @@ from securecluster.errors import UsageError
 from securecluster.folders import run_folder
 from securecluster.parties.method import Method
 from securecluster.results.saving import save
-from securecluster.runtime.run import Line, remove_checkpoints
+from securecluster.runs.callbacks import Watcher
+from securecluster.runs.longer import taken_up
+from securecluster.runtime.run import keep_last_round
 from securecluster.runtime.settings import Settings
-from securecluster.statements.chance_warning import FEW_ROUNDS, chance_warning
+from securecluster.statements.chance_warning import FEW_ROUNDS, baseline_warning, chance_warning
 from securecluster.statements.cluster_notes import cluster_note
 from securecluster.training.chance_level import ENOUGH_ROUNDS
 
@@ -35,7 +36,7 @@ def carry_out(
     federation: Federation,
     settings: Settings,
     folder: Path | None,
-    report: Callable[[Line], None],
+    watcher: Watcher,
 ) -> FittedRun:
     """Run a method on a federation in this process, or resume the run in the folder.
 
@@ -44,7 +45,7 @@ def carry_out(
         federation: the clients and their data.
         settings: device, precision, dropouts and transcript.
         folder: the run folder, whose lock this process holds; None stores everything in memory.
-        report: called with the history line of each round.
+        watcher: told of each round.
     """
     from securecluster.parties.server_half import without_clients
     from securecluster.runs.simulated_run import SimulatedRun
@@ -61,21 +62,26 @@ def carry_out(
         reproducible(device),
         closing(SimulatedRun(method, federation, settings, folder)) as simulated,
     ):
-        run = simulated.start(report)
+        run = simulated.start(watcher)
         server = simulated.server
         with named_in_errors(federation.names):
+            server.find_scale()
             with without_clients(server.method):
                 state = server.method.run_server(server.net, run)
             server.check(state)
             fitted_state, chance = simulated.fitted(run, state)
         fitted: FittedRun = method.fitted_class(method, fitted_state, server.transcript, folder)
+        learned_nothing = None
         if chance is not None:
-            fitted.warning_ = chance_warning(fitted, chance, federation)
+            learned_nothing = chance_warning(fitted, chance, federation)
+        said = [] if chance is None or learned_nothing is None else chance.clients
+        texts = [learned_nothing, baseline_warning(fitted, said)]
         # in fewer rounds nobody expects clusters yet, but a target ε buys no more of them
         few = ENOUGH_ROUNDS if method.privacy.noisy else FEW_ROUNDS
-        if fitted.warning_ is None and method.rounds >= few:
+        if learned_nothing is None and run.length(method.rounds) >= few:
             clients = simulated.clients
-            fitted.warning_ = cluster_note(fitted, federation, clients.scores, clients.tuned_once)
+            texts.append(cluster_note(fitted, federation, clients.scores, clients.tuned_once))
+        fitted.warning_ = "; ".join(filter(None, texts)) or None
     return fitted
 
 
@@ -94,7 +100,7 @@ def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
     # result.json is written last of the run's files, and says that they are complete
     text = json.dumps(content, indent=2) + "\n"
     run_folder.seal(folder, text.encode())
-    remove_checkpoints(folder)
+    keep_last_round(folder)
     return content
 
 
@@ -103,13 +109,14 @@ def fit_in(
     method: Method,
     federation: Federation,
     settings: Settings,
-    report: Callable[[Line], None],
+    watcher: Watcher,
     force: bool = False,
 ) -> FittedRun:
     """Return the result of a run in a folder, as `ClusteringProtocol.fit` does with `folder`.
 
     A run starts in a new or empty folder; a stopped run of the same configuration on the same data
-    is resumed; the result of one that has ended is loaded. With `force` the run in the folder is
+    is resumed; the result of one that has ended is loaded; with more rounds than it has, either
+    goes on. With `force` the run in the folder is
     replaced in any case.
 
     Args:
@@ -117,7 +124,7 @@ def fit_in(
         method: with its hyper-parameters.
         federation: the clients and their data.
         settings: of the run.
-        report: called with the line of each round.
+        watcher: told of each round.
         force: replace the run in the folder.
 
     Raises:
@@ -128,20 +135,22 @@ def fit_in(
     simulation = Simulation.of(federation)
     if run_folder.is_run(folder) and not force:
         plan = run_folder.RunPlan(method, simulation, settings)
-        return _fit_again(folder, plan, federation, report)
+        return _fit_again(folder, plan, federation, watcher)
     if run_folder.used(folder) and not force:
         raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
     plan = run_folder.RunPlan(method, simulation, resolved(settings))
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     with run_folder.claimed(folder, force, "", texts):
-        return _completed(folder, plan, federation, report)
+        if method.training.start is not None:  # before the run, so that it is resumed from there
+            method.training.start.write(folder)
+        return _completed(folder, plan, federation, watcher)
 
 
 def _completed(
-    folder: Path, plan: run_folder.RunPlan, federation: Federation, report: Callable[[Line], None]
+    folder: Path, plan: run_folder.RunPlan, federation: Federation, watcher: Watcher
 ) -> FittedRun:
     """Return the result of a run that is carried out, with all its files and pictures written."""
-    fitted = carry_out(plan.protocol, federation, plan.settings, folder, report)
+    fitted = carry_out(plan.protocol, federation, plan.settings, folder, watcher)
     from securecluster.statements.result_json import Subject
 
     complete(folder, Subject.of(federation), fitted)
@@ -149,7 +158,7 @@ def _completed(
 
 
 def _fit_again(
-    folder: Path, plan: run_folder.RunPlan, federation: Federation, report: Callable[[Line], None]
+    folder: Path, plan: run_folder.RunPlan, federation: Federation, watcher: Watcher
 ) -> FittedRun:
     """Return the result of the run in a folder, which is resumed if it has not ended.
 
@@ -157,7 +166,7 @@ def _fit_again(
         folder: of a run.
         plan: with the user's settings.
         federation: the clients and their data.
-        report: called with the line of each round.
+        watcher: told of each round.
 
     Raises:
         UsageError: the folder contains a comparison.
@@ -169,13 +178,13 @@ def _fit_again(
             raise UsageError(f"{folder} holds a comparison: give another folder")
         config = run_folder.run_config(folder)
         recorded = Settings(**config["settings"])
-        plan = replace(plan, settings=_with_recorded(plan.settings, recorded))
-        run_folder.check_same(folder, config, plan.content(federation))
+        plan = replace(plan, settings=with_recorded(plan.settings, recorded))
+        plan = taken_up(folder, plan, config, federation)
         if not run_folder.finished(folder):
-            return _completed(folder, plan, federation, report)
+            return _completed(folder, plan, federation, watcher)
         run_folder.result_of(folder)  # checks every file
         fitted: FittedRun = plan.protocol.fitted_class.of_folder(plan.protocol, folder)
-        remove_checkpoints(folder)  # which a kill at the very end may have left
+        keep_last_round(folder)  # which a kill at the very end may have left
         return fitted
 
 
@@ -192,7 +201,7 @@ def resolved(settings: Settings) -> Settings:
     return replace(settings, device=device, threads=threads)
 
 
-def _with_recorded(settings: Settings, recorded: Settings) -> Settings:
+def with_recorded(settings: Settings, recorded: Settings) -> Settings:
     """Return settings with the recorded device, threads and workers, where the user leaves these
     open.
 

@@ -20,6 +20,7 @@ from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Transport
+from securecluster.training.baselines import HeldOut
 from securecluster.training.chance_level import Chance, at_chance
 
 if TYPE_CHECKING:
@@ -142,6 +143,14 @@ class ClientsHalf(ObservedClients):
         """
         scores: NDArray[np.float64] = self.client.cohort.scores(models)
         return scores
+
+    def held_out(self, models: Rows) -> HeldOut:
+        """Return what models and baselines say of the clients' test samples.
+
+        Args:
+            models: (m, d) of the clients.
+        """
+        return HeldOut.of(self.client.cohort, models)
 
     def tuned_once(self, models: Rows) -> Rows:
         """Return the clients' models after a round in which each trains its own alone, (m, d).

@@ -47,6 +47,7 @@ from securecluster.runs.packed_messages import PackedMessage, opened, packed, si
 from securecluster.runs.ray_cluster import RESUME, ActorLostError, RayCluster
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
+from securecluster.training.baselines import HeldOut
 from securecluster.training.chance_level import Chance, at_chance
 from securecluster.training.foreign_trainer import trainer_of
 
@@ -511,11 +512,21 @@ class BlockedClients(ObservedClients):
         Args:
             models: (m, d) of the clients.
         """
-        block_models = {
-            b: models.select(positions) for b, positions in enumerate(self.blocks.positions)
-        }
-        block_scores = self.blocks.ask("scores", block_models)
-        return np.concatenate(list(block_scores.values()))
+        return np.concatenate(self._by_models("scores", models))
+
+    def held_out(self, models: Rows) -> HeldOut:
+        """Return what models and baselines say of the clients' test samples.
+
+        Args:
+            models: (m, d) of the clients.
+        """
+        blocks: list[HeldOut] = self._by_models("held_out", models)
+        kept = [block.kept for block in blocks]
+        return HeldOut(
+            np.concatenate([block.scores for block in blocks]),
+            np.concatenate([block.baselines for block in blocks]),
+            {name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]},
+        )
 
     def tuned_once(self, models: Rows) -> Rows:
         """Return the clients' models after a round in which each trains its own alone, (m, d).
@@ -523,11 +534,7 @@ class BlockedClients(ObservedClients):
         Args:
             models: (m, d) of the clients.
         """
-        block_models = {
-            b: models.select(positions) for b, positions in enumerate(self.blocks.positions)
-        }
-        tuned_models = self.blocks.ask("tuned_once", block_models)
-        return _all_rows(list(tuned_models.values()))
+        return _all_rows(self._by_models("tuned_once", models))
 
     def final(self, models: Rows, labels: Sequence[int]) -> ClientState:
         """Return what clients keep of the run: their models and secrets.
@@ -567,6 +574,11 @@ class BlockedClients(ObservedClients):
             validation_share=self.method.training.validation_share(self.method),
         )
         return at_chance(cohort, models, scores)
+
+    def _by_models(self, method: str, models: Rows) -> list[Any]:
+        """Return what each block replies of its clients' models, (m, d) of all."""
+        parts = {b: models.select(positions) for b, positions in enumerate(self.blocks.positions)}
+        return list(self.blocks.ask(method, parts).values())
 
     def _gathered(self, method: str, content: Any) -> list[Any]:
         """Return what all blocks reply of each client, in the order of the clients."""

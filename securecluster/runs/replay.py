@@ -34,6 +34,7 @@ from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.results.fitted_state import FittedState
 from securecluster.results.saving import read_kept
 from securecluster.statements.privacy_section import section
+from securecluster.statements.result_json import stopped
 
 if TYPE_CHECKING:
     from securecluster.results.fitted import FittedRun
@@ -146,6 +147,7 @@ def _compare(
         settings.device,
         secrets=secrets,
         key=recorded.key,
+        stopped=recorded.learned.stopped,
     )
     of_other_version = _is_of_other_version(result, recorded.learned.program, plan)
     server = recorded.server
@@ -306,6 +308,7 @@ def _check_result(
         "clusters": len(set(labels) - {UNKNOWN_LABEL}),
         "seed": seed,
         "bytes": transcript.totals(),
+        "stopped": stopped(fitted).get("stopped"),
     }
     recorded: Mapping[str, Any] = result
     for name, value in repeated.items():

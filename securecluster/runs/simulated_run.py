@@ -3,7 +3,6 @@ transport. The clients may be in other processes (`ray_blocks`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,11 +26,12 @@ from securecluster.protections.occupancy import Occupancy, SumTap
 from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.results.preparation import kept_numbers
 from securecluster.results.saving import SCHEMA
+from securecluster.runs.callbacks import Watcher
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import SUM, config_hash
-from securecluster.runtime.run import CheckpointPart, Line, Run, checkpoints
+from securecluster.runtime.run import CheckpointPart, Run, checkpoints
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Transport, WithAuthority, random_dropouts
 from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance
@@ -143,11 +143,11 @@ class SimulatedRun:
         types_of = partial(call_types, self.method)
         return Transcript(self._settings.transcript, frames, types_of, self._federation.names)
 
-    def start(self, report: Callable[[Line], None]) -> Run:
+    def start(self, watcher: Watcher) -> Run:
         """Return the run, at its last checkpoint if the folder has one.
 
         Args:
-            report: called with the history line of each round.
+            watcher: told of each round, of a resumed run also of the earlier ones.
         """
         checkpoint_parts = {
             "origin": CheckpointPart(Origin, self._origin, self._check_origin),
@@ -163,7 +163,12 @@ class SimulatedRun:
             checkpoint_parts["authority"] = CheckpointPart(
                 type(authority.state), lambda: authority.state, authority.restore
             )
-        run = self.server.started(self._folder, checkpoint_parts, self.clients.observe, report)
+        observe = self.clients.observe
+        run = self.server.started(self._folder, checkpoint_parts, observe, watcher.told)
+        run.stopped = run.stopped or experiment_of(self.method).stopped
+        reason = watcher.catch_up(run.history)
+        if reason and run.stopped is None:
+            run.stop(reason)
         if self.method.privacy.holds_target:
             self._hold_target()
         return run
@@ -207,7 +212,7 @@ class SimulatedRun:
         method = self.method
         clients = self.clients
         models = clients.models(state)
-        scores = clients.scores(models)
+        held_out = clients.held_out(models)
         labels = clients.labels(state)
         learned = FittedSummary(
             schema=SCHEMA,
@@ -220,7 +225,8 @@ class SimulatedRun:
             local=clients.unshared,
             history=run.history,
             bytes=self.server.transcript.totals(),
-            scores=scores.tolist(),
+            scores=held_out.scores.tolist(),
+            baselines=held_out.baselines.tolist(),
             agreement=clients.agreement(labels),
             network=self.server.net.state,
             seconds=run.seconds,
@@ -229,13 +235,14 @@ class SimulatedRun:
             power=power_entry(method, self._federation.facts, self._config),
             named_draws=True,
             occupancy=None if self._tap is None else self._tap.occupancy,
+            stopped=run.stopped,
         )
         final = clients.final(models, labels)
-        final.extra |= kept_numbers(self._federation)
+        final.extra |= kept_numbers(self._federation) | held_out.kept
         result = FittedState(learned, pack(state), final, self._secret)
-        if method.rounds < ENOUGH_ROUNDS:
+        if run.length(method.rounds) < ENOUGH_ROUNDS:
             return result, None
-        return result, clients.chance(models, scores)
+        return result, clients.chance(models, held_out.scores)
 
 
 def _secret_of(method: Method, settings: Settings, folder: Path | None) -> bytes | None:

@@ -73,6 +73,9 @@ class ChannelState:
         sum_lists: clients of secure sums, of those alone whose lists are no combination of earlier
             ones: the row space of all of them is theirs.
         smallest_sums: members of the smallest secure sum that a client was in, by its id.
+        scale: means and deviations of features over all clients, on public bounds; empty where the
+            run finds none.
+        scaled: ids of the clients that have received it.
     """
 
     step: int = 0
@@ -88,3 +91,5 @@ class ChannelState:
     unpriced: list[Event] = field(default_factory=list)
     sum_lists: list[list[int]] = field(default_factory=list)
     smallest_sums: dict[int, int] = field(default_factory=dict)
+    scale: list[list[float]] = field(default_factory=list)
+    scaled: list[int] = field(default_factory=list)

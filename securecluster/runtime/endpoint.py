@@ -745,7 +745,7 @@ class Endpoint(Generic[C]):
         if self.guard is None:
             return nullcontext()
         name = f"{type(self.client).__name__}.{call.method}"
-        return self.guard.during(name, release, bool(kinds(expected)), context.positions)
+        return self.guard.during(name, release, bool(kinds(expected)), context)
 
     def _receipts(
         self, traces: Traces | None, reply: Any, expected: type, context: CallContext

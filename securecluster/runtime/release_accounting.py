@@ -54,13 +54,14 @@ class ReleaseAccounting:
     curators: Mapping[str, TrustedCurator] = field(default_factory=dict)
     sum_noises: Mapping[str, SkellamMechanism] = field(default_factory=dict)
 
-    def noise(self, name: str, d: int, trains: str = "usual") -> float:
+    def noise(self, name: str, d: int, trains: str = "usual", round: int = 0) -> float:
         """Return the expected squared norm of the noise in one row of a field, whoever added it.
 
         Args:
             name: name of the field.
             d: number of coordinates of the update that the row is made of.
             trains: kind of training behind the row.
+            round: number of the round, which learning rates may depend on.
         """
         pipeline = self.pipeline.of(name)
         curator = self._curator(name)
@@ -68,6 +69,9 @@ class ReleaseAccounting:
         if curator:
             curator_noise = curator.squared_noise(pipeline.width(d))
         training_noise = self.trained.get(trains, 0.0) * d
+        plan = self.training.get(trains)
+        if plan is not None and plan.schedule is not None:
+            training_noise *= plan.schedule.factor(round) ** 2
         return pipeline.noise(d) + curator_noise + training_noise
 
     def read(

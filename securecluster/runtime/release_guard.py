@@ -9,7 +9,7 @@ In that case what was read earlier, and steers the training, is not noticed here
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -83,7 +83,7 @@ class ReleaseGuard:
 
     @contextmanager
     def during(
-        self, method: str, release: ReleasePolicy, has_fields: bool, positions: Collection[int]
+        self, method: str, release: ReleasePolicy, has_fields: bool, context: CallContext
     ) -> Iterator[Traces]:
         """Allow a method what it declares, and yield its traces.
 
@@ -91,13 +91,13 @@ class ReleaseGuard:
             method: its name, for messages.
             release: its declaration.
             has_fields: whether its replies have content. What has none may be computed of anything.
-            positions: of the clients that are called.
+            context: of the call.
         """
         reports_data = release.private and not release.derived
         may_read = reports_data or not has_fields
         may_train = bool(release.trains)
-        called = frozenset(positions)
-        with self.access.during(method, may_read, may_train, called) as reads:
+        called = frozenset(context.positions)
+        with self.access.during(method, may_read, may_train, called, context.round) as reads:
             yield Traces(method, release, reads)
 
     def receipts(self, traces: Traces, reply: Any, context: CallContext) -> list[Receipts]:

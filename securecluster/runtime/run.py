@@ -10,8 +10,9 @@ ledger is never truncated: what was released stays released.
 
 What is sent is in a checkpoint first. A resumed server repeats its round, so no client may have
 applied results of it: `Run.commit` ends the first part of a round where the second sends its
-averages or lets clients train alone. `result.json` is written last, and means that the run is
-complete.
+averages or lets clients train alone. The checkpoint of the last round is kept beside those of what
+follows it, and when the run has ended (`LAST`), so that a longer run can go on from there.
+`result.json` is written last, and means that the run is complete.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ A = TypeVar("A")
 Line = dict[str, Any]
 
 DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
+LAST = "last-round"  # checkpoint of the last round of a run that has ended
 FILES = re.compile(
     r"manifest\.json|clock|origin|clients|network|transcript|occupancy|authority"
     r"|(phase|loop)-[\w-]+"
 )  # in a checkpoint's folder
 OWN = atomic_files.Own(
     (atomic_files.MARKER,),
-    re.compile(rf"({re.escape(DRAFT)}|checkpoint-[0-9]{{6,}})(/({FILES.pattern}))?"),
+    re.compile(rf"({re.escape(DRAFT)}|{LAST}|checkpoint-[0-9]{{6,}})(/({FILES.pattern}))?"),
 )
 # permissions of a checkpoint's files: those of clients hold keys and models, and that of a key
 # authority its secret keys
@@ -84,6 +86,21 @@ class Appended:
     recall: Callable[[list[Any]], None] | None = None
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Why a run ended before its last round.
+
+    Args:
+        loop: part of the protocol that counts the rounds.
+        round: after which it was stopped. A stage that has begun goes to its end.
+        reason: who stopped it, and why.
+    """
+
+    loop: str
+    round: int
+    reason: str
+
+
 @dataclass
 class _Clock:
     """Progress of a run, and the extent of each log that belongs to it.
@@ -95,6 +112,7 @@ class _Clock:
         logs: length and digest of each log.
         halfway: True if `commit` has completed the first half of the current round.
         notes: values noted in the current round.
+        stop: why it ends early; None if it does not.
     """
 
     number: int = 0
@@ -103,6 +121,7 @@ class _Clock:
     logs: dict[str, Mark] = field(default_factory=dict)
     halfway: bool = False
     notes: Line = field(default_factory=dict)
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +149,7 @@ class Run:
             names start with "clients" or "authority" are readable by their owner only.
         observe: measures a loop's state after each round, outside the protocol; its numbers go
             into the history.
-        report: receives each history line.
+        report: receives each history line; returns a reason to stop after it, or None.
         begin: receives each round's number before the round starts.
         appended: lists that only grow, by name; `NAME.jsonl` in the folder stores them.
         dry: whether stand-ins take the clients' place, to find out what a run releases: work of the
@@ -142,7 +161,7 @@ class Run:
         folder: Path | None = None,
         components: dict[str, CheckpointPart] | None = None,
         observe: Callable[[Any], Line] = lambda state: {},
-        report: Callable[[Line], None] = lambda line: None,
+        report: Callable[[Line], str | None] = lambda line: None,
         begin: Callable[[int], None] = lambda number: None,
         appended: dict[str, Appended] | None = None,
         dry: bool = False,
@@ -166,6 +185,7 @@ class Run:
         self._parts: dict[str, bytes] = {}  # packed phases and loops, by name
         self._clock = _Clock()
         self._loop = ""  # part of the current loop
+        self._round_end = 0  # number of the checkpoint after the last round
         self._since = time.monotonic()
         self.resumed = False
         if folder is not None:
@@ -175,6 +195,37 @@ class Run:
     def seconds(self) -> float:
         """Wall time spent on this run, over all its resumptions."""
         return self._clock.seconds + time.monotonic() - self._since
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Return why the run ends before its last round; None if it does not.
+
+        It may be set before the first round, to repeat a run.
+        """
+        return self._clock.stop
+
+    @stopped.setter
+    def stopped(self, stop: Stop | None) -> None:
+        self._clock.stop = stop
+
+    def stop(self, reason: str) -> None:
+        """End the run after the round that has just ended, and write that to a checkpoint.
+
+        Args:
+            reason: who stops it, and why.
+        """
+        line = self.history[-1]
+        self.stopped = Stop(line["loop"], line["round"], reason)
+        self._checkpoint()
+
+    def length(self, planned: int) -> int:
+        """Return how many rounds were planned, or those of a run that was stopped."""
+        return planned if self.stopped is None else min(planned, len(self.history))
+
+    def _over(self) -> bool:
+        """Return whether the run has come to where it was stopped."""
+        stop = self.stopped
+        return stop is not None and self._clock.rounds.get(stop.loop, 0) >= stop.round
 
     def note(self, **values: Any) -> None:
         """Add values that the server has computed to this round's history line."""
@@ -198,7 +249,7 @@ class Run:
         """Yield the numbers of the remaining rounds of a loop, from 1 to `total_rounds`.
 
         After each round come the observer, the history and a checkpoint. Code after the loop
-        belongs to round `total_rounds` + 1.
+        belongs to the round after the last one. A run that is stopped ends its loops early.
 
         Args:
             name: name of the loop.
@@ -208,12 +259,14 @@ class Run:
         """
         self._enter(name, state)
         first = self._clock.rounds.get(name, 0) + 1
-        for number in range(first, total_rounds + 1):
+        for number in range(first, int(total_rounds) + 1):
+            if self._over():
+                break
             self._begin(number)
             yield number
             self._end_round(name, number, state)
         # for the phases that follow, also if the run resumes in the middle of them
-        self._begin(int(total_rounds) + 1)
+        self._begin(self._clock.rounds.get(name, 0) + 1)
 
     def stages(
         self, name: str, state: Any, count: int, length: int, after: int = 0
@@ -234,12 +287,12 @@ class Run:
         for number in range(count):
             completed = self._clock.rounds.get(name, 0)
             last = after + (number + 1) * length
-            if completed >= last:
+            fresh = completed <= last - length and not self._clock.halfway
+            if completed >= last or (fresh and self._over()):
                 continue
-            fresh = completed == last - length and not self._clock.halfway
             yield Stage(number, fresh, self._rounds_of_stage(name, state, completed + 1, last))
             self._end_round(name, last, state)
-        self._begin(after + count * length + 1)
+        self._begin(self._clock.rounds.get(name, 0) + 1)
 
     def _rounds_of_stage(self, name: str, state: Any, first: int, last: int) -> Iterator[int]:
         """Yield the remaining rounds of a stage, of which the last one is left half done."""
@@ -273,8 +326,11 @@ class Run:
         if self._folder is not None:
             self._parts[self._loop] = pack(state)
         self.history.append(line)
+        self._round_end = self._clock.number + 1
         self._checkpoint()
-        self._report(line)  # only of rounds that a resumed run does not repeat
+        reason = self._report(line)  # only of rounds that a resumed run does not repeat
+        if reason and self.stopped is None:
+            self.stop(reason)
 
     def _restore_history(self, lines: list[Line]) -> None:
         self.history = lines
@@ -353,7 +409,7 @@ class Run:
             atomic_files.write_atomic(draft / name, data, permissions)
         atomic_files.move(draft, final)  # one rename, so a checkpoint is complete or absent
         for checkpoint in checkpoints(self._folder):
-            if checkpoint != final:
+            if _checkpoint_number(checkpoint) not in (self._clock.number, self._round_end):
                 _remove(checkpoint)
 
     def _load(self, folder: Path) -> None:
@@ -366,6 +422,7 @@ class Run:
         existing = checkpoints(folder)
         self.resumed = bool(existing)
         if existing:
+            self._round_end = _checkpoint_number(existing[0])
             self._restore(existing[-1])
         for name, appended in self._appended.items():
             self._restore_log(name, appended)
@@ -423,14 +480,50 @@ def _checkpoint_number(path: Path) -> int:
     return int(number)
 
 
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a run that has ended.
+def keep_last_round(folder: Path) -> None:
+    """Keep the checkpoint of the last round of a run that has ended, and remove the others.
 
     Args:
         folder: the run folder.
     """
-    for path in [*checkpoints(folder), folder / DRAFT]:
+    first, *others = [*checkpoints(folder), folder / DRAFT]
+    if others and not (folder / LAST).exists():
+        with suppress(OSError, RunFolderError):
+            atomic_files.move(first, folder / LAST)
+    for path in (first, *others):
         _remove(path)
+
+
+def reopen(folder: Path) -> None:
+    """Let a run go on from the end of its last round, also one that has ended.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        RunFolderError: a run that has ended without a checkpoint of its last round, or with a
+            damaged one.
+    """
+    if (folder / LAST).is_dir():
+        clock = _clock_of(folder / LAST)
+        atomic_files.move(folder / LAST, folder / f"checkpoint-{clock.number:06d}")
+    existing = checkpoints(folder)
+    if not existing:
+        raise RunFolderError(
+            f"{folder} holds no state of its last round, which earlier versions did not keep: "
+            "start another run from it (start=...)"
+        )
+    clock = _clock_of(existing[-1])
+    # what followed the last round is the end of the shorter run alone
+    if len(existing) > 1 and clock.rounds and not clock.halfway:
+        _remove(existing[-1])
+
+
+def _clock_of(checkpoint: Path) -> _Clock:
+    marks = manifest.read(checkpoint)
+    if "clock" not in marks:
+        raise RunFolderError(f"{checkpoint} lacks its clock: start the run anew")
+    return unpack(manifest.checked(checkpoint, "clock", marks), _Clock)
 
 
 def _remove(checkpoint: Path) -> None:

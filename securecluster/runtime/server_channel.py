@@ -562,7 +562,7 @@ class ServerChannel:
             trains: kind of training that the row comes from (`ReleasePolicy.trains`).
         """
         dimension = int(self.agreed.get("dimension", 0))
-        return self._costs.noise(field, dimension, trains)
+        return self._costs.noise(field, dimension, trains, self.round)
 
     def _open(
         self,

@@ -1,18 +1,26 @@
-"""The sentence that warns of a run whose models learned nothing, with advice."""
+"""The sentence that warns of models that learned nothing, or are worse than their baseline."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from securecluster.core.number_format import shown
+from securecluster.data.feature_columns import listed
 from securecluster.errors import SecureClusterWarning
+from securecluster.models.objectives import Language
 from securecluster.statements.cluster_notes import reason_of_noise
-from securecluster.training.chance_level import Chance
+from securecluster.training.baselines import SIZES, below
+from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
     from securecluster.results.fitted import FittedRun
 
 FEW_ROUNDS = 30  # below this number more rounds may help, and nobody expects clusters yet
+MOST_NAMED = 8  # clients in a sentence
 
 
 def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) -> str | None:
@@ -61,3 +69,43 @@ def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) ->
     )
     # with options as they are written here: in Python, or on the command line
     return str(SecureClusterWarning(text))
+
+
+def below_baseline(fitted: FittedRun) -> list[int]:
+    """Return the positions of clients whose model is worse than their baseline.
+
+    Args:
+        fitted: the result of the run.
+    """
+    baselines = np.asarray(fitted.kept_.learned.baselines, dtype=np.float64)
+    if not len(baselines):
+        return []
+    return below(fitted.network_.objective, fitted.scores_, baselines)
+
+
+def baseline_warning(fitted: FittedRun, said: Collection[int]) -> str | None:
+    """Return a warning of models that are worse than what training labels alone tell, or None.
+
+    Args:
+        fitted: the result of the run.
+        said: positions of clients that another sentence is about.
+    """
+    # the frequencies of tokens, which networks take many rounds to learn more than
+    is_text = fitted.network_.objective.kind == Language.kind
+    clients = [k for k in below_baseline(fitted) if k not in said]
+    if not clients or len(fitted.history_) < (FEW_ROUNDS if is_text else ENOUGH_ROUNDS):
+        return None
+    learned, metric = fitted.kept_.learned, fitted.metric_
+    unit = fitted.network_.objective.unit
+    sizes = fitted.kept_.clients.extra[SIZES].tolist()
+    texts = []
+    for k in clients:
+        score = shown(learned.scores[k], metric, unit)
+        baseline = shown(learned.baselines[k], metric, unit)
+        texts.append(f"{learned.names[k]} {score} against {baseline} ({sizes[k]} samples)")
+    tested = int(np.isfinite(fitted.scores_).sum())
+    return (
+        f"on their own test samples the models of {len(clients)} of {tested} clients are worse "
+        f"than answers that know their training targets alone: {metric} of "
+        f"{listed(texts, MOST_NAMED)}{reason_of_noise(fitted, 'training')}"
+    )

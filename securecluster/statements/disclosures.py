@@ -18,6 +18,7 @@ import numpy as np
 
 from securecluster.core.number_format import enumerated, times
 from securecluster.folders.schemas import Field, OverRounds, Privacy
+from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import adds_noise
 from securecluster.parties.method import Method
 from securecluster.privacy import run_secret
@@ -289,7 +290,7 @@ def disclosures(fitted: FittedRun) -> list[Disclosure]:
     """
     config = fitted.kept_.learned.config
     protocol = fitted.method
-    pipeline = protocol.pipeline(config)
+    pipeline = Deployment(protocol, config).pipeline()
     central = fitted.method.privacy.per_client and config["placement"] == "central"
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:
@@ -535,8 +536,8 @@ def uncovered(fitted: FittedRun) -> list[str]:
         f"{source} from which keys, masks and noise of this run follow: for its owner alone",
         "config.json: a digest of all clients' data, by which a guess of all of them can be "
         "checked",
-        f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: "
-        "for its owner alone",
+        f"{CLIENTS}: every client's model, without noise where it was trained alone, its keys, and "
+        "what its model says of its test samples: for its owner alone",
     ]
 
 
@@ -566,6 +567,8 @@ def _observed(fitted: FittedRun) -> list[str]:
     if not np.isnan(fitted.scores_).all():
         files = f"result.json, history.jsonl, {LEARNED} and {metric}.png"
         scores = f"{files}: {metric} on clients' own test samples, without noise"
+        if fitted.kept_.learned.baselines:
+            scores += ", beside that of an answer by their training targets alone"
         # these models have no noise either
         if fitted.kept_.learned.local or fitted.method.training.tune_rounds:
             scores += ", also of models that were trained alone"

@@ -71,6 +71,10 @@ SHARES = (
     "the server, which knows the shares of those that do, and where it names the same survivors to "
     "all of them: else it may read a sum over fewer"
 )
+STOPPED = (
+    "a callback that saw the observer's scores stopped the run: when it did is in no epsilon, "
+    "which counts what was released as if this number of rounds had been chosen beforehand"
+)
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "
     "release of its own",
@@ -149,6 +153,7 @@ def section(fitted: FittedRun) -> Section:
         **_over_rounds(fitted),
         "reproducible_keys": fitted.kept_.learned.settings.keys_from_seed,
         **_guarantee(fitted, price, rows),
+        **_together(fitted),
         "releases": [_release_entry(row) for row in rows],
         "free": free(disclosed, rows),
         **_declared_public(fitted),
@@ -217,15 +222,28 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
         views["occupancy"] = [asdict(figures) for figures in counted]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
-    rounds = fitted.method.training.tuning(fitted.method)
-    if rounds:
+    alone = _done_alone(fitted)
+    if alone:
         views["tuned_models"] = (
-            f"each client tuned its model alone after the run ({rounds} rounds, without noise): it "
-            "is kept at the client, no party is told of it, and epsilon does not cover it"
+            f"each client {' and '.join(alone)}: it is kept at the client, no party is told of it, "
+            "and epsilon does not cover it"
         )
     if fitted.method.client.clear:
         views["clear"] = True
     return views
+
+
+def _done_alone(fitted: FittedRun) -> list[str]:
+    """Return in words what each client does by itself for the model that it ends with."""
+    alone = []
+    if fitted.method.training.local_layers:
+        alone.append("trained layers that stay with it")
+    if fitted.method.training.keep_best:
+        alone.append("chose the best of its models by samples that it kept out of training")
+    rounds = fitted.method.training.tuning(fitted.method)
+    if rounds:
+        alone.append(f"tuned its model alone after the run ({rounds} rounds, without noise)")
+    return alone
 
 
 def _over_rounds(fitted: FittedRun) -> Section:
@@ -268,6 +286,38 @@ def _guarantee(fitted: FittedRun, price: Price, rows: Sequence[Row]) -> Section:
         "placement": _placement(config, rows),
         "clip": config["clip"],
         "noise": config["noise"],
+    }
+
+
+def _together(fitted: FittedRun) -> Section:
+    """Return what a run costs with that which it started from; nothing of one that began anew.
+
+    Args:
+        fitted: the result of the run.
+    """
+    start = fitted.earlier
+    if start is None:
+        return {}
+    delta = fitted.kept_.learned.config["delta"]
+    price, both = start.together(fitted.ledger_, delta)
+    is_finite = not math.isinf(price.epsilon)
+    epsilon = f"ε = {price.epsilon:.4g} at δ = {delta:g}" if is_finite else "ε = ∞"
+    others = len({*fitted.ledger_.names.values()}) - both
+    sentence = (
+        f"clients started from models of an earlier run ({start.protocol}), and both runs together "
+        f"cost {epsilon}: {both} clients are in both, by their names, and {others} are taken for "
+        "other persons than those of the earlier run"
+    )
+    if start.mask != "none":
+        sentence += (
+            f"; its mask ({start.mask}) hid these models from the server, which has them now"
+        )
+    return {
+        "together": {
+            "epsilon": price.epsilon if is_finite else None,
+            "clients": both,
+            "sentence": sentence,
+        }
     }
 
 
@@ -363,6 +413,8 @@ def _not_covered_by_noise(fitted: FittedRun, rows: Sequence[Row]) -> list[str]:
     if noised:
         words = OF_NODES if fitted.kept_.of_server else IN_SIMULATION
         limits += [sentence.format(**words) for sentence in NOISED]
+    if noised and fitted.kept_.learned.stopped is not None:
+        limits.append(STOPPED)
     mechanisms = {event.mechanism for event in ledger.events}
     if "skellam" in mechanisms:
         limits.append(SHARES)
@@ -384,16 +436,45 @@ def _public(config: Config) -> list[str]:
     public = []
     if objective == "classification":
         public.append(f"the {classes} classes are public, as the user or the data set names them")
+    if objective == "binary":
+        public.append("the two classes are public, as the user names them")
+    if objective in ("multilabel", "regression"):
+        public.append(f"the task {objective} and its {classes} targets are public")
+    if config["objective"].get("bounds"):
+        public.append(
+            "bounds of the targets are public, and targets beyond them are cut off before training"
+        )
+    if config["objective"].get("standardised"):
+        public.append(
+            "each client scales its targets by their own mean and deviation, which changes its "
+            "contributions alone, and epsilon covers these as a whole"
+        )
     if objective == "language":
         public.append(
             f"the vocabulary ({classes} tokens) is public; that of ag_news was counted on all of "
             "its training articles, which no epsilon covers"
         )
+    return [*public, *_public_scales(config)]
+
+
+def _public_scales(config: Config) -> list[str]:
+    """Return what samples are scaled by, and which of it the guarantee takes as public.
+
+    Args:
+        config: of the run.
+    """
+    public = []
     scaling = Scaling.read(config.get("scaling"))
     if scaling is not None and scaling.of_rows:
         public.append(
             "each client scales its samples by their own mean and deviation, which changes its "
             "contributions alone, and epsilon covers these as a whole"
+        )
+    if scaling is not None and scaling.shared:
+        public.append(
+            "the bounds of the features are public, and known without the data; samples are "
+            "scaled by means and deviations over all clients, which follow from one noised sum "
+            "(column_sums) that epsilon includes"
         )
     return public
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from securecluster.messaging.bounds import Real, declared
+from securecluster.parties.deployment import Deployment
 from securecluster.privacy.pipeline import Kind
 from securecluster.protections.occupancy import FieldOccupancy
 from securecluster.runtime.endpoint import GATHER, message_types, release_of
@@ -128,7 +129,7 @@ def _brought(fitted: FittedRun, name: str, bound: Real, source: str, relayed: bo
         source: field of replies that it is made of; empty where the bound names none.
         relayed: True if its method declares that it relays rows of single clients.
     """
-    pipeline = fitted.method.pipeline(fitted.kept_.learned.config)
+    pipeline = Deployment(fitted.method, fitted.kept_.learned.config).pipeline()
     sealed = bound.sealed and pipeline.seal is not None
     masked = False
     if source and not sealed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 import securecluster
 from securecluster.clustering.metrics import mean, share_at
@@ -15,6 +16,7 @@ from securecluster.folders.schemas import Result
 from securecluster.models.objectives import Objective
 from securecluster.parties.derived import CHOSEN
 from securecluster.parties.labels import UNKNOWN_LABEL
+from securecluster.statements.chance_warning import below_baseline
 from securecluster.statements.privacy_section import section
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
         "privacy": section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
+    content |= stopped(fitted)
     if learned.power is not None:
         content["power"] = learned.power
     # what a target chose, and names that the data came with, if any
@@ -129,6 +132,18 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
             subject.names[client]: codes for client, codes in fitted.refused_.items()
         }
     return cast(Result, content)
+
+
+def stopped(fitted: FittedRun) -> Entries:
+    """Return after which round a run was stopped, and why; nothing where it was not.
+
+    Args:
+        fitted: the result of the run.
+    """
+    stop = fitted.kept_.learned.stopped
+    if stop is None:
+        return {}
+    return {"stopped": {"round": fitted.history_[-1]["round"], "reason": stop.reason}}
 
 
 def _unseen(subject: Subject, fitted: FittedRun) -> Entries:
@@ -155,7 +170,7 @@ def _metrics(target: float, subject: Subject, fitted: FittedRun, labels: list[in
         at_target = share_at(fitted.scores_, target)
     return {
         **(fitted.agreement_ or NO_AGREEMENT),
-        fitted.metric_: _scores(fitted, labels),
+        fitted.metric_: _scores(fitted, labels) | _baselines(fitted, labels),
         "at_target": at_target,
     }
 
@@ -184,16 +199,43 @@ def _scores(fitted: FittedRun, labels: list[int]) -> Entries:
         fitted: the result of the run.
         labels: each client's cluster, (m,).
     """
-    cluster_of = np.asarray(labels)
-    per_cluster = []
-    for cluster in range(max(labels) + 1):
-        members = cluster_of == cluster
-        per_cluster.append(mean(fitted.scores_[members]))
     return {
         "before": _score_before_clusters(fitted),
         "after": mean(fitted.scores_),
-        "per_cluster": per_cluster,
+        "per_cluster": _means(fitted.scores_, labels),
     }
+
+
+def _baselines(fitted: FittedRun, labels: list[int]) -> Entries:
+    """Return the metric of answers that know each client's training targets alone.
+
+    Args:
+        fitted: the result of the run.
+        labels: each client's cluster, (m,).
+
+    Returns:
+        Nothing where nobody measures it.
+    """
+    learned = fitted.kept_.learned
+    baselines = np.asarray(learned.baselines, dtype=np.float64)
+    if np.isnan(baselines).all():
+        return {}
+    return {
+        "baseline": mean(baselines),
+        "baseline_per_cluster": _means(baselines, labels),
+        "below_baseline": [learned.names[k] for k in below_baseline(fitted)],
+    }
+
+
+def _means(values: NDArray[np.float64], labels: list[int]) -> list[float | None]:
+    """Return the mean of each cluster's clients.
+
+    Args:
+        values: one a client, (m,).
+        labels: each client's cluster, (m,).
+    """
+    cluster_of = np.asarray(labels)
+    return [mean(values[cluster_of == cluster]) for cluster in range(max(labels) + 1)]
 
 
 def _score_before_clusters(fitted: FittedRun) -> Any:

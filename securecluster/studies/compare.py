@@ -325,15 +325,20 @@ class _Run(sweep_runner.Cell):
             federation: the clients, which all runs share; None to deal them out.
         """
         from securecluster.folders.schemas import scores_of
+        from securecluster.models.objectives import objective
+        from securecluster.results.saving import read_kept
+        from securecluster.results.scores import study_scores
         from securecluster.studies.sweep_plan import dealt
 
         result = self._result(federation or dealt(self.plan.simulation))
+        kept = read_kept(self.folder)
         metric = result["metric"]
         privacy = result["privacy"]
         row: Row = {
             "clusters": result["clusters"],
             "ari": result["metrics"]["ari"],
             metric: scores_of(result)["after"],
+            **study_scores(kept, objective(kept.learned.config["objective"])),
             "at_target": result["metrics"]["at_target"],
             "given": _given_clusters(self.plan.protocol),
             "rounds": len(_history(self.folder)),
@@ -488,7 +493,8 @@ def _entry(row: Row, metric: str) -> Row:
         row: of a run.
         metric: the name of the clients' score, whose columns come after the first two.
     """
-    columns = ("protocol", *COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:])
+    of_metric = (f"{metric}_before", metric, f"{metric}_baseline", "below_baseline", "scores")
+    columns = ("protocol", *COLUMNS[:2], *of_metric, *COLUMNS[2:])
     return {**{name: row.get(name) for name in columns}, "error": row["reason"]}
 
 

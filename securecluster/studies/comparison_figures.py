@@ -12,6 +12,7 @@ from securecluster.figures.figure import Drawing, figure, save_all
 from securecluster.figures.looks import GREY, looks, name_of
 from securecluster.privacy import run_secret
 from securecluster.reports.report import megabytes
+from securecluster.results.scores import SCORES
 from securecluster.studies import sweep_figures
 from securecluster.studies.sweep_costs import NOT_COUNTED, TWO_UNITS
 
@@ -20,7 +21,6 @@ Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
-COLUMN_GAP = 2  # cells between two columns of a table
 
 
 def show(content: Content, console: Any = None) -> None:
@@ -39,13 +39,16 @@ def show(content: Content, console: Any = None) -> None:
         console = terminal.Console(markup=False)
     target = content["target"]
     metric = content["metric"]
-    rows = [_cells(row, target, metric) for row in content["protocols"]]
-    headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
-    title = _title(content)
-    for columns in _fitting(headings, rows, console.width):
-        cells = [[row[heading] for heading in columns] for row in rows]
-        console.print(terminal.table(columns, cells, title, numbers=True, light=True))
-        title = ""
+    of_runs = [_cells(row, target, metric) for row in content["protocols"]]
+    tables = [(_title(content), of_runs)]
+    if any(row.get("below_baseline") is not None for row in content["protocols"]):
+        of_scores = [_score_cells(row, metric) for row in content["protocols"]]
+        tables.append(("means of clients' scores", of_scores))
+    for title, rows in tables:
+        headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
+        cells = [[row[heading] for heading in headings] for row in rows]
+        for table in terminal.fitting(headings, cells, title, console.width):
+            console.print(table)
     units = _units_of_privacy(content)
     if units:
         console.print("; ".join(units))
@@ -86,39 +89,6 @@ def _simulated(content: Content) -> str:
     data = printable(content["data"])
     scenario = content["scenario"]
     return f"{data} ({scenario}), {content['clients']} clients"
-
-
-def _fitting(headings: list[str], rows: list[Cells], width: int) -> list[list[str]]:
-    """Return the columns of tables that have all of them together, the first in each table.
-
-    Args:
-        headings: of all columns.
-        rows: the cells by heading.
-        width: the largest width of a table, in cells of a terminal.
-    """
-    first, *others = headings
-    groups: list[list[str]] = [[]]
-    for heading in others:
-        widened = [first, *groups[-1], heading]
-        # a column that is too wide by itself gets a table of its own, and is folded there
-        if groups[-1] and _width(widened, rows) > width:
-            groups.append([])
-        groups[-1].append(heading)
-    return [[first, *group] for group in groups]
-
-
-def _width(headings: list[str], rows: list[Cells]) -> int:
-    """Return the width of a table of these columns, in cells of a terminal."""
-    from rich.cells import cell_len
-
-    width = 0
-    for heading in headings:
-        texts = [heading]
-        for row in rows:
-            texts.append(row[heading])
-        # not the number of characters: some take two cells, some none
-        width += max(cell_len(text) for text in texts) + COLUMN_GAP
-    return width
 
 
 def _units_of_privacy(content: Content) -> list[str]:
@@ -217,6 +187,25 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
         cells["up+down"] = megabytes(row["up"] + row["down"])
         cells["ε"] = _epsilon_text(row["epsilon"])
     return cells
+
+
+def _score_cells(row: Row, metric: str) -> Cells:
+    """Return the scores of a row by heading, with the baseline and how many models are below it.
+
+    Args:
+        row: an entry of `protocols` in compare.json.
+        metric: the metric's name.
+    """
+    scores = row.get("scores") or {}
+    cells = {
+        "protocol": row["protocol"],
+        metric: shown(row[metric], metric),
+        "baseline": shown(row.get(f"{metric}_baseline"), metric),
+        "below": fixed(row.get("below_baseline"), 0),
+    }
+    # one that failed has none
+    further = {name.replace("_", " "): fixed(scores.get(name), 3) for name in SCORES}
+    return cells | {name: text for name, text in further.items() if name not in cells}
 
 
 def _given_text(options: dict[str, int] | None) -> str:

@@ -17,7 +17,7 @@ from securecluster.core.field_docs import field_descriptions
 from securecluster.core.validation import PythonOnly, python_only_fields
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
-from securecluster.protocols.registry import PROTOCOLS, protocol_class
+from securecluster.protocols.registry import PROTOCOLS, named, protocol_class, protocol_names
 from securecluster.runtime.settings import Settings
 
 OptionField = tuple[str, Any, Any]  # name, type and default, as make_dataclass takes them
@@ -35,18 +35,43 @@ def protocols_first(argv: Sequence[str], command: str, example: str) -> tuple[li
         No protocols and all arguments of a call for help without protocols.
 
     Raises:
-        UsageError: no protocol comes first.
+        UsageError: no protocol comes first, or a class that is none.
     """
     if asks_for_help(argv[:1]):
         return [], list(argv)
-    names = []
+    labels = []
     for argument in argv:
         if argument.startswith("-"):
             break
-        names.append(argument)
-    if not names:
+        labels.append(with_own_name(argument))
+    if not labels:
         raise UsageError(f"{command} takes the protocols first: securecluster {command} {example}")
-    return names, list(argv[len(names) :])
+    return labels, list(argv[len(labels) :])
+
+
+def with_own_name(label: str) -> str:
+    """Return the label of a variant, in which a class has its name in place of its path.
+
+    Args:
+        label: `cfl`, `cfl:sketch=64`, `my_module:MyClass` or `my_module:MyClass:sketch=64`.
+
+    Raises:
+        UsageError: the path of a class that is no protocol.
+    """
+    module, colon, rest = label.partition(":")
+    class_name, second_colon, options = rest.partition(":")
+    if not colon or "=" in class_name or module in protocol_names():
+        return label
+    return named(f"{module}:{class_name}") + second_colon + options
+
+
+def with_own_names(items: Sequence[Any]) -> list[Any]:
+    """Return labels of variants as `with_own_name` does, and objects as they are.
+
+    Args:
+        items: labels, or protocols with their hyper-parameters.
+    """
+    return [with_own_name(item) if isinstance(item, str) else item for item in items]
 
 
 def check_owned(

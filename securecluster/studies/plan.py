@@ -351,6 +351,7 @@ def _variants(
     """
     if isinstance(protocols, str) or not protocols:
         raise UsageError('plan takes a list of protocols: ["cfl", "hidden"]')
+    protocols = comparison_options.with_own_names(protocols)
     labels = [item for item in protocols if isinstance(item, str)]
     names = comparison_options.option_names(sweep_plan.names_of(labels)) - sweep_plan.VARIED
     for name in options:

@@ -307,6 +307,7 @@ def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> t
 
     if isinstance(protocols, str) or not protocols:
         raise UsageError('sweep takes a list of protocols: ["cfl", "fedavg"]')
+    protocols = comparison_options.with_own_names(protocols)
     labels = [item for item in protocols if isinstance(item, str)]
     option_names = comparison_options.option_names(sweep_plan.names_of(labels)) - sweep_plan.VARIED
     for name in options:
@@ -364,7 +365,13 @@ def _planned(
     simulation = simulation.made_for(scenarios).located()
     protocols = [variant.at(sweep_plan.NOISE, 0.0) for variant in variants]
     execution.check_names(protocols, SimpleNamespace(simulation=simulation, settings=settings))
-    return sweep_plan.Plan(variants, by, values, seeds, simulation, resolved(settings))
+    planned = sweep_plan.Plan(variants, by, values, seeds, simulation, resolved(settings))
+    if by == sweep_plan.NOISE:
+        return planned
+    facts = _federation(planned).facts
+    settled = [sweep_plan.of_one_algorithm(variant, values, facts) for variant in variants]
+    sweep_plan.check_distinct(settled)
+    return replace(planned, variants=tuple(settled))
 
 
 def _federation(plan: Plan) -> Federation:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,8 @@ LONG = 1000  # from here on powers of ten are written as such
 MARGIN = 2.0  # least factor between the outermost level and the place of 0 or infinity
 BREAK = 0.16  # of the axis's decades, between a level and the place of 0 or infinity
 MEGABYTE = 1e6
+COINCIDING = 2  # digits of scores that are drawn at one place
+APART = 1.05  # factor between marks that would hide each other
 DOT = 9  # area of a seed's dot, in square points
 
 
@@ -212,6 +215,7 @@ def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn
     placed = [row for row in rows if column != "epsilon" or not _is_level_line(row, rows)]
     values = [_level(row, column) for row in placed or rows]
     scale, ends = _scale(values)
+    shifts = _shifts(rows, column, score)
     for variant in _variants(rows):
         points = [row for row in rows if row["variant"] == variant and row[score] is not None]
         points.sort(key=lambda row: _level(row, column))
@@ -221,10 +225,31 @@ def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn
             _draw_level_line(panel, points, score, drawn)
         else:
             places = [scale(_level(row, column)) for row in points]
-            _draw_curve(panel, places, points, score, drawn, ends)
+            _draw_curve(panel, places, points, score, drawn, ends, shifts[variant])
     _finish(panel, axis_label(rows, column), drawn.labels[score], score)
     _ticks(panel, values, ends)
     _mark_breaks(panel, values, ends)
+
+
+def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, int]:
+    """Return how far each variant's marks are set apart from others at their places.
+
+    Args:
+        rows: of the summary, with runs.
+        column: "noise" or "epsilon".
+        score: column.
+
+    Returns:
+        Steps of `APART` by variant.
+    """
+    taken: Counter[tuple[float, float]] = Counter()
+    shifts = {}
+    for variant in _variants(rows):
+        points = [row for row in rows if row["variant"] == variant and row[score] is not None]
+        marks = {(_level(row, column), round(float(row[score]), COINCIDING)) for row in points}
+        shifts[variant] = max((taken[mark] for mark in marks), default=0)
+        taken.update(marks)
+    return shifts
 
 
 def _level(row: Row, column: str) -> float:
@@ -432,6 +457,7 @@ def _draw_curve(
     score: str,
     drawn: _Drawn,
     ends: Mapping[float, str],
+    shift: int,
 ) -> None:
     """Draw a variant's means, with a band for their interval or a dot for each seed.
 
@@ -442,6 +468,7 @@ def _draw_curve(
         score: the column.
         drawn: what all panels share.
         ends: places of 0 and infinity, to which no line leads.
+        shift: to the right, in steps of `APART`, so that no other variant's marks hide these.
     """
     look = drawn.looks[rows[0]["variant"]]
     means = [row[score] for row in rows]
@@ -455,7 +482,7 @@ def _draw_curve(
     for indices in (on_scale, *([k] for k in broken)):
         if not indices:
             continue
-        x = [places[k] for k in indices]
+        x = [places[k] * APART**shift for k in indices]
         y = [means[k] for k in indices]
         low = [means[k] - below[k] for k in indices]
         high = [means[k] + above[k] for k in indices]
@@ -466,7 +493,7 @@ def _draw_curve(
         else:
             panel.vlines(x, low, high, linewidth=3, alpha=0.25, **options)
     for position, row in zip(places, rows, strict=True):
-        _draw_dots(panel, position, row, score, drawn)
+        _draw_dots(panel, position * APART**shift, row, score, drawn)
 
 
 def _draw_dots(panel: Any, position: float, row: Row, score: str, drawn: _Drawn) -> None:

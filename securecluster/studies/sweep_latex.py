@@ -31,12 +31,15 @@ def table(rows: Sequence[Row], metric: str, title: str) -> str:
     headings = ["method", r"$\varepsilon$ of", r"$\delta$", r"$\varepsilon$", "$z$"]
     headings += ["ARI" if score == "ari" else escaped(score.replace("_", " ")) for score in scores]
     headings += ["MB", "runs"]
+    by_target = any(row["chosen"] for row in done)
+    if by_target:
+        headings.append("chosen")
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{escaped(title)}}}",
-        rf"  \begin{{tabular}}{{ll{'r' * (len(headings) - 2)}}}",
+        rf"  \begin{{tabular}}{{ll{'r' * (len(headings) - 2 - by_target)}{'l' * by_target}}}",
         r"    \toprule",
         f"    {' & '.join(headings)}" + r" \\",
     ]
@@ -48,6 +51,8 @@ def table(rows: Sequence[Row], metric: str, title: str) -> str:
         variant = row["variant"]
         cells = [name, *_privacy(row), *(_score(row, score) for score in scores)]
         cells += [_number((row["up"] + row["down"]) / 1e6), str(row["runs"])]
+        if by_target:
+            cells.append(escaped((row["chosen"] or DASH).replace(",", ", ")))
         lines.append(f"    {' & '.join(cells)}" + r" \\")
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""]
     return "\n".join(lines)

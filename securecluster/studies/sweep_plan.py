@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.commands import command_line
 from securecluster.commands.command_line import Section
@@ -24,13 +24,25 @@ from securecluster.core.option_groups import option_groups
 from securecluster.core.serialization import typed
 from securecluster.core.validation import check_whole_value
 from securecluster.data.simulation import Simulation
-from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, quoted, unknown
+from securecluster.errors import (
+    RunFolderError,
+    SecureClusterError,
+    SecureClusterWarning,
+    UsageError,
+    quoted,
+    unknown,
+)
+from securecluster.parties.derived import CHOSEN
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.options.signature_options import by_gradients
-from securecluster.protocols.registry import protocol_class, protocol_names
+from securecluster.protocols.common.options.target_defaults import ALGORITHM
+from securecluster.protocols.registry import keep, protocol_class, protocol_names
 from securecluster.runtime.settings import Settings
 from securecluster.studies import sweep_costs, sweep_runner
 from securecluster.studies.comparison_options import given_params
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 NOISE = "noise"
 EPSILON = "epsilon"
@@ -214,6 +226,8 @@ class Cell(sweep_runner.Cell):
         Args:
             federation: the clients; None to deal them out.
         """
+        from securecluster.results.scores import study_scores
+
         federation = federation or dealt(self.simulation)
         protocol = self.variant.at(self.by, self.level)
         protocol.fit(federation, self.settings)
@@ -234,6 +248,7 @@ class Cell(sweep_runner.Cell):
             "pearson": _correlation(protocol.history_),
             protocol.metric_: _finite(protocol.scores_.mean()),
             f"worst_{protocol.metric_}": _finite(worst(protocol.scores_)),
+            **study_scores(protocol.kept_, federation.objective),
             "up": protocol.bytes_["up"],
             "down": protocol.bytes_["down"],
             "servers": protocol.bytes_["servers"],
@@ -241,6 +256,7 @@ class Cell(sweep_runner.Cell):
             "seconds": round(protocol.seconds_, 3),
             "power": (protocol.kept_.learned.power or {}).get("summary"),
             "spent": sweep_costs.as_json(ledger.costliest(protocol.delta)),
+            "chosen": _as_text(config.get(CHOSEN, {})),
         }
         if self.by == EPSILON:
             # a target chooses what is not given
@@ -288,6 +304,12 @@ def run_cells(cells: Sequence[Cell]) -> list[Row]:
 def dealt(simulation: Simulation) -> Any:
     """Return the federation of a seed, which the runs of this process share."""
     return simulation.noted_federation()
+
+
+def _as_text(chosen: Row) -> str | None:
+    """Return options that a target ε has chosen, as a label has them; None where there are none."""
+    texts = [f"{name}={value}" for name, value in sorted(chosen.items())]
+    return ",".join(texts) or None
 
 
 def _finite(value: Any) -> float | None:
@@ -540,6 +562,36 @@ def _parsed(name: str, option: str, value: str) -> Any:
     return getattr(parsed, option)
 
 
+def of_one_algorithm(variant: Variant, levels: Sequence[float], facts: Facts) -> Variant:
+    """Return a variant that compares clients by the same at every target ε.
+
+    What a target chooses there is chosen once, for the smallest one, and is in the label. All else
+    that targets choose may differ between them, and is in the column `chosen`.
+
+    Args:
+        variant: a protocol, whose options are as they were given.
+        levels: targets of ε, of which infinite is a run without noise.
+        facts: of the clients of the first seed.
+
+    Returns:
+        The variant itself where nothing is chosen, or where it does not run.
+    """
+    targets = [level for level in levels if math.isfinite(level)]
+    if not targets:
+        return variant
+    try:
+        method = variant.at(EPSILON, min(targets))
+        chosen = vars(method.privacy.settled(method, facts)).get(CHOSEN, {})
+    except SecureClusterError:
+        return variant  # the sweep says why
+    added = {name: chosen[name] for name in sorted(ALGORITHM & chosen.keys())}
+    if not added:
+        return variant
+    text = ",".join(f"{name}={value}" for name, value in added.items())
+    sign = "," if ":" in variant.label else ":"
+    return Variant(variant.label + sign + text, variant.protocol, {**variant.options, **added})
+
+
 def variant_of(protocol: Any) -> Variant:
     """Return the variant of a protocol's object, with the options that are not its defaults.
 
@@ -547,13 +599,15 @@ def variant_of(protocol: Any) -> Variant:
         protocol: with its hyper-parameters.
 
     Raises:
-        UsageError: it is no protocol, has noise already, or an object as an option.
+        UsageError: it is no protocol, has noise already, an object as an option, or the name of
+            another protocol.
     """
     if not isinstance(protocol, ClusteringProtocol):
         raise UsageError(
             f"{protocol!r} is no protocol: give names, such as 'cfl', or protocols with their "
             "hyper-parameters, such as CFL(clip=1.0)"
         )
+    keep(type(protocol))
     defaults = type(protocol)().get_params()
     options = {}
     for name, value in protocol.get_params().items():

@@ -25,6 +25,7 @@ from securecluster.commands.failures import Row
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import typed
 from securecluster.errors import RunFolderError
+from securecluster.results.scores import SCORES
 from securecluster.studies import sweep_costs
 from securecluster.studies.sweep_plan import NOISE, Cell
 from securecluster.studies.sweep_runner import DONE, FAILED, REFUSED
@@ -64,6 +65,10 @@ class RunRecord:
         pearson: correlation of predicted and true similarities.
         score: mean of the clients' scores.
         worst_score: that of the worst client.
+        baseline: mean of the same score of the clients' baselines; this and the next two are None
+            where nobody measured them, and in records of versions that did not write them.
+        below_baseline: how many clients' models are worse than their baseline.
+        scores: means over clients of further scores, by name; None for one that no client has.
         up: bytes from the clients.
         down: bytes to the clients.
         servers: bytes between servers.
@@ -73,6 +78,8 @@ class RunRecord:
             noise, and in records of versions that did not write it.
         spent: what the client that released most did release, as `sweep_costs.as_json` has it; None
             in records of versions that did not write it.
+        chosen: what a target ε has chosen, as a label has it; None without a target, and in records
+            of versions that did not write it.
     """
 
     run: int
@@ -105,6 +112,10 @@ class RunRecord:
     seconds: float | None = None
     power: str | None = None
     spent: list[dict[str, Any]] | None = None
+    chosen: str | None = None
+    baseline: float | None = None
+    below_baseline: int | None = None
+    scores: dict[str, float | None] | None = None
 
     @classmethod
     def of(cls, row: Row, metric: str) -> RunRecord:
@@ -160,15 +171,24 @@ class RunRecord:
             self._check_number(name, low, high)
         for name in ("ari", "pearson"):
             self._check_number(name, -1 - ROUNDING, 1 + ROUNDING)
-        for name in ("score", "worst_score"):
-            self._check_number(name, -math.inf, math.inf)
-        for name in ("epsilon", "ari", "pearson", "score", "worst_score"):
+        self._check_scores()
+        of_clusters = ("epsilon", "ari", "pearson")
+        of_clients = ("score", "worst_score", "baseline", "below_baseline", "scores")
+        for name in (*of_clusters, *of_clients):
             _expect(name, getattr(self, name), done or getattr(self, name) is None)
         if self.spent is not None:
             _expect("spent", self.spent, done)
             sweep_costs.history_of(self.spent)
         if done:
             _expect("epsilon", self.epsilon, self.epsilon is not None and self.epsilon >= 0)
+
+    def _check_scores(self) -> None:
+        """Raise ValueError for scores that no run has."""
+        for name in ("score", "worst_score", "baseline"):
+            self._check_number(name, -math.inf, math.inf)
+        self._check_number("below_baseline", 0, self.clients or 0)
+        for name, value in (self.scores or {}).items():
+            _expect(name, value, name in SCORES and (value is None or math.isfinite(value)))
 
     def _check_number(self, name: str, low: float, high: float) -> None:
         """Raise ValueError if a number is not finite, or outside of its limits; None is neither."""
@@ -190,7 +210,7 @@ class RunRecord:
 
 def _columns(metric: str) -> dict[str, str]:
     """Return the columns of a row that have another name in the record, by that name."""
-    return {"score": metric, "worst_score": f"worst_{metric}"}
+    return {"score": metric, "worst_score": f"worst_{metric}", "baseline": f"{metric}_baseline"}
 
 
 def _expect(name: str, value: object, condition: bool) -> None:

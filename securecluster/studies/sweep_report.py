@@ -17,7 +17,7 @@ from securecluster.core.progress import duration
 from securecluster.errors import RunFolderError
 from securecluster.folders import run_folder
 from securecluster.reports import terminal
-from securecluster.studies import sweep_costs, sweep_latex, sweep_tables
+from securecluster.studies import sweep_costs, sweep_latex, sweep_pairs, sweep_tables
 from securecluster.studies import sweep_figures as plots
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | No
     sweep_tables.write(folder / "runs.csv", runs)
     sweep_tables.write(folder / "summary.csv", means)
     sweep_tables.write(folder / "thresholds.csv", sweep_tables.thresholds(runs))
+    pairs = sweep_pairs.paired(runs, metric)
+    if pairs:
+        sweep_tables.write(folder / sweep_pairs.NAME, pairs)
     latex = sweep_latex.table(means, metric, _title(federation, runs, "means over the seeds"))
     atomic_files.write_atomic(folder / sweep_latex.NAME, latex.encode())
     text = "\n".join([*sweep_costs.sentences(_ordered(rows), metric), ""])
@@ -159,12 +162,14 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     for line in units_in_words(means):
         console.print(line)
     console.print(_thresholds_table(sweep_tables.thresholds(runs)))
-    for line in [*sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
+    worse = sweep_pairs.losses_with_less_noise(runs)
+    for line in [*worse, *sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
         console.print(line)
     if find_spec("pyarrow") is None:
         console.print(f"no Parquet without pyarrow: {INSTALL}")
     console.print(
-        f"everything is in {folder}: runs.csv, summary.csv, thresholds.csv, privacy.txt, pictures"
+        f"everything is in {folder}: runs.csv, summary.csv, thresholds.csv, paired.csv, "
+        "privacy.txt, pictures"
     )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from securecluster.commands.failures import Row
 from securecluster.core import atomic_files
+from securecluster.results.scores import SCORES
 from securecluster.studies import sweep_costs
 from securecluster.studies.pareto import efficient
 
@@ -27,12 +28,13 @@ RESAMPLES = 1000  # of the seeds, for intervals
 FEWEST = 5  # seeds of an interval: resamples of fewer say of certainty what they do not know
 TEXTS = (
     "protocol", "variant", "data", "scenario", "status", "reason", "mechanism", "dp_unit", "power",
+    "chosen",
 )  # fmt: skip
 COUNTS = ("run", "seed", "clients", "clusters", "up", "down", "servers", "rounds")
 FIRST = (
-    "run", "protocol", "variant", "mechanism", "dp_unit", "clip", "data", "scenario", "clients",
-    "seed", "noise", "target_epsilon", "epsilon", "epsilon_together", "delta", "status", "reason",
-    "fault", "power", "clusters", "ari", "pearson",
+    "run", "protocol", "variant", "mechanism", "chosen", "dp_unit", "clip", "data", "scenario",
+    "clients", "seed", "noise", "target_epsilon", "epsilon", "epsilon_together", "delta", "status",
+    "reason", "fault", "power", "clusters", "ari", "pearson",
 )  # fmt: skip
 LAST = ("up", "down", "servers", "rounds", "seconds")
 MEASURED = ("pearson", *LAST)  # means without an interval
@@ -66,13 +68,15 @@ class Threshold(NamedTuple):
     kind: str
 
 
-def columns(metric: str) -> tuple[str, ...]:
+def columns(metric: str, scores: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the columns of the table of runs.
 
     Args:
         metric: the name of the clients' score.
+        scores: names of further scores.
     """
-    return (*FIRST, metric, f"worst_{metric}", *LAST)
+    of_clients = (metric, f"worst_{metric}", f"{metric}_baseline", "below_baseline")
+    return (*FIRST, *of_clients, *scores, *LAST)
 
 
 def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
@@ -87,10 +91,12 @@ def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
     """
     ordered = sorted(rows, key=lambda row: int(row["run"]))
     together = {cost.unit: cost.epsilon for cost in sweep_costs.totals(ordered)}
-    names = columns(metric)
+    measured = {name for row in ordered for name in row.get("scores") or ()}
+    names = columns(metric, [name for name in SCORES if name in measured])
     lines = []
     for row in ordered:
-        line = {name: row.get(name) for name in names}
+        known = row | (row.get("scores") or {})
+        line = {name: known.get(name) for name in names}
         lines.append(line | {"epsilon_together": together.get(row["dp_unit"])})
     return lines
 
@@ -109,7 +115,7 @@ def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
         higher: True if a larger score is better.
     """
     levels = []
-    rows = _without_nan(rows)
+    rows = without_nan(rows)
     for variant_rows in groups(rows, ("variant",)):
         levels += groups(variant_rows, KEYS)
     lines = []
@@ -123,6 +129,7 @@ def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
         line["target_epsilon"] = some["target_epsilon"]
         line["epsilon"] = _mean(done, "epsilon")
         line["power"] = some.get("power")
+        line["chosen"] = some.get("chosen")
         line["runs"] = len(done)
         for status in ("refused", "failed"):
             line[status] = sum(row["status"] == status for row in group)
@@ -131,7 +138,9 @@ def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
             line[name] = interval.mean
             line[f"{name}_low"] = interval.low
             line[f"{name}_high"] = interval.high
-        for name in MEASURED:
+        optional = (f"{metric}_baseline", "below_baseline", *SCORES)
+        means = [name for name in optional if name in rows[0].keys() - line.keys()]
+        for name in (*means, *MEASURED):
             line[name] = _mean(done, name)
         lines.append(line)
     marks = zip(lines, efficient(lines, metric, higher), efficient(lines, "ari"), strict=True)
@@ -157,7 +166,7 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
         rows: as `tidy` returns them.
     """
     lines = []
-    for group in groups(_without_nan(rows), ("variant",)):
+    for group in groups(without_nan(rows), ("variant",)):
         done = [row for row in group if row["status"] == "done"]
         some = (done or group)[0]
         line = {name: some[name] for name in SUMMED}
@@ -173,7 +182,7 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def _without_nan(rows: Iterable[Row]) -> list[Row]:
+def without_nan(rows: Iterable[Row]) -> list[Row]:
     """Return rows in which None is in place of NaN, which pandas makes of it.
 
     Args:
@@ -261,7 +270,7 @@ def _place(rows: Sequence[Row], column: str, falls: bool) -> float:
     return 0.0 if falls else math.inf
 
 
-def _noisiness(rows: Sequence[Row]) -> float:
+def noisiness(rows: Sequence[Row]) -> float:
     """Return a number that is larger for levels with more noise.
 
     Args:
@@ -282,7 +291,7 @@ def _threshold_of(rows: Sequence[Row], column: str, falls: bool) -> Threshold:
         falls: True if more noise makes the column's numbers smaller.
     """
     levels: list[tuple[float, list[float]]] = []
-    for group in sorted(groups(rows, KEYS), key=_noisiness):
+    for group in sorted(groups(rows, KEYS), key=noisiness):
         if _is_left_out(group):
             continue
         done = [row for row in group if row["status"] == "done"]

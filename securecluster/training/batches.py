@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
+from securecluster.training.config import BALANCED
 
 IntArray = NDArray[np.int64]
 
@@ -31,6 +32,8 @@ class Chunk:
         width: number of columns in use in each step.
         first: row of each client's first sample, (b, 1).
         keys: dropout keys, (S, b), or None.
+        importance: factors of the samples' losses that DP-SGD applies before its clip, (S, b, B);
+            None where `weight` has them.
     """
 
     index: torch.Tensor
@@ -39,6 +42,7 @@ class Chunk:
     width: list[int]
     first: torch.Tensor
     keys: torch.Tensor | None = None
+    importance: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,14 @@ class Minibatches:
         y: targets, (k, n, …).
         weight: weight of each sample's loss, (k, n); 0 for padding.
         keys: dropout keys of each client, (k,), or of each example, (k, n); None without dropout.
+        importance: factor of each sample's loss before the clip of DP-SGD, (k, n), or None.
     """
 
     x: torch.Tensor
     y: torch.Tensor
     weight: torch.Tensor
     keys: torch.Tensor | None = None
+    importance: torch.Tensor | None = None
 
     def of_client(self, k: int) -> Minibatches:
         """Return the mini-batch of one client.
@@ -64,10 +70,9 @@ class Minibatches:
             k: position of the client.
         """
         one = slice(k, k + 1)
-        keys = self.keys
-        if keys is not None:
-            keys = keys[one]
-        return Minibatches(x=self.x[one], y=self.y[one], weight=self.weight[one], keys=keys)
+        keys = None if self.keys is None else self.keys[one]
+        importance = None if self.importance is None else self.importance[one]
+        return Minibatches(self.x[one], self.y[one], self.weight[one], keys, importance)
 
 
 def resampled(labels: NDArray[Any], power: float, generator: np.random.Generator) -> IntArray:
@@ -97,6 +102,22 @@ def resampled(labels: NDArray[Any], power: float, generator: np.random.Generator
         shuffled = [generator.permutation(samples) for _ in range(repetitions)]
         drawn.append(np.concatenate(shuffled)[:quota])
     return generator.permutation(np.concatenate(drawn))[:size]
+
+
+def of_classes(labels: NDArray[Any], class_weight: Sequence[float] | str) -> NDArray[np.float64]:
+    """Return the weight of each of a client's samples by its class, (n,).
+
+    Args:
+        labels: of the samples, (n,).
+        class_weight: of each class; or "balanced" for n/(k n_c), as scikit-learn's
+            `compute_class_weight` has it, with k the classes that the client holds.
+    """
+    if class_weight == BALANCED:
+        _, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        balanced: NDArray[np.float64] = (len(labels) / (len(counts) * counts))[group]
+        return balanced
+    weights: NDArray[np.float64] = np.asarray(class_weight, dtype=np.float64)[labels]
+    return weights
 
 
 @dataclass(frozen=True)

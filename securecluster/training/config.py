@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Protocol
 
 from securecluster.errors import UsageError
 from securecluster.models.optimizers import OPTIMIZERS
+
+BALANCED = "balanced"
 
 
 class Secret(Protocol):
@@ -24,6 +26,38 @@ class Secret(Protocol):
             about: further values that the bytes depend on.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rates of rounds, by the formulas of `torch.optim.lr_scheduler`.
+
+    Args:
+        kind: "cosine" (CosineAnnealingLR) or "linear" (LinearLR) to 0 after the last round,
+            "exponential" (ExponentialLR) or "step" (StepLR).
+        rounds: T, of the run.
+        gamma: γ, the factor of a round, or of a step.
+        step: rounds between two steps.
+    """
+
+    kind: str
+    rounds: int
+    gamma: float
+    step: int
+
+    def factor(self, number: int) -> float:
+        """Return the rate of a round over that of the first one.
+
+        Args:
+            number: of the round, from 1; what comes before counts as the first round, and what
+                comes after as the last one.
+        """
+        t = min(max(number, 1), self.rounds) - 1
+        if self.kind == "cosine":
+            return (1 + math.cos(math.pi * t / self.rounds)) / 2
+        if self.kind == "linear":
+            return 1 - t / self.rounds
+        return float(self.gamma ** (t // self.step if self.kind == "step" else t))
 
 
 @dataclass(frozen=True)
@@ -49,6 +83,19 @@ class LocalTraining:
             each training starts from zero.
         label_power: power of a label's count at the client that its share of an epoch follows, in
             [0, 1]; 1 takes each sample once.
+        class_weight: weight of each class's losses, or "balanced" for n/(k n_c), with k the number
+            of the client's own classes and n_c its samples of class c; None for 1.
+        weight_decay: λ, of the term λ/2 ‖θ‖², as `torch.optim` has it.
+        proximal: μ, of the term μ/2 ‖θ − θ_start‖², with θ_start the model that the training begins
+            at (Li et al. 2020, "Federated optimization in heterogeneous networks", FedProx, eq. 2).
+        ditto: λ, of the term λ/2 ‖v − w‖² where a client trains its own model v alone after the
+            run, near the run's model w (Li et al. 2021, "Ditto", eq. for h_k).
+        schedule: learning rates of rounds, as factors of `lr`; None for 1.
+        keep_local: True to keep what a training makes of each client's local layers.
+        keep_best: True to note, as a training begins, which of a client's models so far has the
+            least loss on its validation samples.
+        parts: in which a mini-batch goes through the network one after the other, their gradients
+            added up. DP-SGD has parts of its own.
     """
 
     lr: float
@@ -62,6 +109,29 @@ class LocalTraining:
     noise: float = 0.0
     keep_momentum: bool = False
     label_power: float = 1.0
+    class_weight: tuple[float, ...] | str | None = None
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    ditto: float = 0.0
+    schedule: Schedule | None = None
+    keep_local: bool = False
+    keep_best: bool = False
+    parts: int = 1
+
+    def at(self, number: int) -> LocalTraining:
+        """Return these hyper-parameters with the learning rate of a round.
+
+        Args:
+            number: of the round, from 1.
+        """
+        if self.schedule is None:
+            return self
+        return replace(self, lr=self.lr * self.schedule.factor(number), schedule=None)
+
+    @property
+    def has_terms(self) -> bool:
+        """Return whether terms that depend on no sample are added to the loss."""
+        return self.weight_decay > 0 or self.proximal > 0
 
     @property
     def private(self) -> bool:
@@ -92,7 +162,7 @@ class LocalTraining:
 
         Of SGD with momentum μ, to first order in the learning rate (not in the paper):
         lr² (zC/(q n))² Σ_m ((1 − μ^m)/(1 − μ))² over m = 1 … the number of steps. It is exact for
-        one step; curvature and batches are left out.
+        one step; curvature, terms without samples and batches are left out.
 
         Args:
             size: number n of the client's examples.
@@ -144,6 +214,22 @@ def check_training(plan: LocalTraining) -> None:
     _check_private(plan)
     _check_keep_momentum(plan)
     _check_label_power(plan)
+    _check_class_weight(plan)
+    if plan.keep_local and plan.private:
+        raise UsageError(
+            "local_layers would carry a training whose reply was lost, and is not counted, into "
+            "later updates: with dp_unit example and a clip leave them out, or take dp_unit client"
+        )
+
+
+def _check_class_weight(plan: LocalTraining) -> None:
+    """Raise UsageError for weights by the client's own counts, which DP-SGD cannot have."""
+    if plan.class_weight == BALANCED and plan.private:
+        raise UsageError(
+            "class_weight balanced weights each example by all labels of its client, which the "
+            "price of DP-SGD does not cover: give the weights, or those of public counts "
+            "(class_weight={'no': 1, 'yes': 4}), or take dp_unit client"
+        )
 
 
 def _check_label_power(plan: LocalTraining) -> None:

@@ -57,6 +57,7 @@ class _Call:
         may_train: whether it may train.
         clients: positions of the clients that are called; None for all.
         postprocessing: whether it computes from released numbers alone.
+        round: number of the round.
     """
 
     method: str
@@ -65,6 +66,7 @@ class _Call:
     may_train: bool
     clients: Collection[int] | None = None
     postprocessing: bool = False
+    round: int = 0
 
 
 class DataAccess:
@@ -94,7 +96,12 @@ class DataAccess:
 
     @contextmanager
     def during(
-        self, method: str, may_read: bool, may_train: bool, clients: Collection[int] | None = None
+        self,
+        method: str,
+        may_read: bool,
+        may_train: bool,
+        clients: Collection[int] | None = None,
+        round: int = 0,
     ) -> Iterator[Reads]:
         """Allow a method what its declaration covers, and yield what it reads.
 
@@ -103,12 +110,13 @@ class DataAccess:
             may_read: whether its reply may depend on data.
             may_train: whether its reply may depend on training.
             clients: positions of the clients that are called; None allows the data of all.
+            round: number of the round, from 1, or 0 before the first one.
 
         Raises:
             PolicyError: the method changed samples in memory.
         """
         reads = Reads()
-        self._call = _Call(method, reads, may_read, may_train, clients)
+        self._call = _Call(method, reads, may_read, may_train, clients, round=round)
         try:
             yield reads
         finally:
@@ -119,12 +127,19 @@ class DataAccess:
                 "use: work on a copy (clone)"
             )
 
-    def read(self, name: str, clients: Sequence[int] = ()) -> None:
+    @property
+    def round(self) -> int:
+        """Return the number of the round of the current call; 0 outside of calls."""
+        return 0 if self._call is None else self._call.round
+
+    def read(self, name: str, clients: Sequence[int] = (), released: bool = False) -> None:
         """Note that data are read.
 
         Args:
             name: of the trainer's method that returns them.
             clients: positions of the clients whose data they are, where the method takes some.
+            released: whether the method returns what has left already, with noise, and nothing
+                else, so that nothing that follows needs noise of its own.
 
         Raises:
             PolicyError: the declaration of the called method does not cover it.
@@ -140,7 +155,8 @@ class DataAccess:
                 f"or derived=True), and reads cohort.{name}: leave the declaration out"
             )
         _refuse_others(call, name, clients)
-        call.reads.data.add(name)
+        if not released:
+            call.reads.data.add(name)
 
     def read_counts(self, name: str) -> None:
         """Note that numbers of samples are read, which are data unless they are public.

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ CONVOLVED = 64
 # clients go together if a block holds the examples of this many of them, and else one at a time
 # (not in the paper)
 FEW = 8
+PLAIN = 9  # hyper-parameters that every digest of a request has
 
 
 class DPSGDState:
@@ -258,8 +259,12 @@ def _digests(weights: torch.Tensor, plan: LocalTraining, equal: bool) -> Iterato
         plan: hyper-parameters.
         equal: whether all rows are known to be the same.
     """
-    values = astuple(plan)[:-2]  # without keep_momentum and label_power, which DP-SGD refuses
-    numbers = [_plain_number(value) for value in values]
+    # without keep_momentum and label_power, which DP-SGD refuses
+    values = [getattr(plan, option.name) for option in fields(plan)]
+    numbers: list[object] = [_plain_number(value) for value in values[:PLAIN]]
+    # options without an effect, which earlier versions did not have, leave the draws as they are
+    later = zip(fields(plan)[PLAIN + 2 :], values[PLAIN + 2 :], strict=True)
+    numbers += [[option.name, value] for option, value in later if value != option.default]
     training = json.dumps(numbers).encode()
     digest = b""
     # one copy of what lies on a GPU
@@ -301,8 +306,10 @@ def _by_hand(stack: Stack, params: Params, batch: Minibatches, clip: float, sums
         x = batch.x[:, columns]
         y = batch.y[:, columns]
         weight = batch.weight[:, columns]
+        importance = None if batch.importance is None else batch.importance[:, columns]
         gradients = stack.examples(params, x, y)
-        by_name, factors = clipped(gradients, weight, clip, _factors_on(weight.device))
+        factors_of = _factors_on(weight.device)
+        by_name, factors = clipped(gradients, weight, clip, factors_of, importance)
         overwrites = weight.device.type != "cpu" and not stack.convolves
         for name, gradient in by_name.items():
             gradient.add_to(sums[name], factors, kept=0 if overwrites else 1)
@@ -381,7 +388,9 @@ def _add_block(
         _weights_of(params, owner), x[:, None], y[:, None], weight.new_ones(len(owner), 1), keys
     )
     examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
-    by_name, factors = clipped(examples, weight[None], clip, _factors_on(weight.device))
+    importance = None if batch.importance is None else batch.importance[entries][None]
+    factors_of = _factors_on(weight.device)
+    by_name, factors = clipped(examples, weight[None], clip, factors_of, importance)
     for name, gradient in by_name.items():
         if len(batch.weight) == 1:
             gradient.add_to(sums[name], factors)

@@ -35,11 +35,14 @@ class Samples:
         x: inputs, (N, …).
         y: targets, (N, …).
         offsets: client k has the rows from `offsets[k]` to `offsets[k + 1]`, (m + 1,).
+        weights: given factors of the samples' losses in training, (N,), or None for 1. Scores and
+            losses that are released count every sample the same, so that their bounds hold.
     """
 
     x: torch.Tensor
     y: torch.Tensor
     offsets: IntArray
+    weights: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -79,7 +82,8 @@ class Samples:
     @cached_property
     def _digests(self) -> list[bytes]:
         """Return the digest of each client's samples."""
-        tables = [table.cpu().numpy() for table in (self.x, self.y)]  # a GPU copies them once
+        given = [self.x, self.y] if self.weights is None else [self.x, self.y, self.weights]
+        tables = [table.cpu().numpy() for table in given]  # a GPU copies them once
         digests = []
         for k in range(len(self.offsets) - 1):
             hasher = hashlib.blake2b(digest_size=32)
@@ -97,6 +101,10 @@ class Samples:
         by_client = [self.y[self._slice(k)] for k in clients]
         targets: NDArray[Any] = torch.cat(by_client).cpu().numpy()
         return targets
+
+    def by_client(self) -> list[torch.Tensor]:
+        """Return the targets of each client's samples, (n_k, …), on the CPU."""
+        return list(torch.split(self.y.cpu(), np.diff(self.offsets).tolist()))
 
     def mean(
         self,
@@ -121,27 +129,12 @@ class Samples:
             Means, (len(clients),); NaN for a client without samples.
         """
         means = np.full(len(clients), np.nan)
-        positions = np.asarray(clients, dtype=np.int64)
-        first = self.offsets[positions]
-        sizes = self.offsets[positions + 1] - first
-        model_of = np.arange(len(positions)) if flat.index is None else np.asarray(flat.index)
-        # clients with samples, those of one model beside each other: they go in one pass
-        entries = np.flatnonzero(sizes)
-        entries = entries[np.argsort(model_of[entries], kind="stable")]
+        values, _, entries, sizes = self._each(score, model, flat, clients)
         if not len(entries):
             return means
-        sizes = sizes[entries]
-        starts = np.cumsum(sizes) - sizes  # of each client's scores
-        rows = np.repeat(first[entries] - starts, sizes) + np.arange(sizes.sum())
-        models, begins = np.unique(model_of[entries], return_index=True)
-        of_models = np.add.reduceat(sizes, begins)
-        # one copy to a GPU, and one back, whatever the number of models
-        index = to_device(rows, self.x.device)
-        values = []
-        for row, of_model in zip(models, torch.split(index, of_models.tolist()), strict=True):
-            values += self._scores(score, model, flat.table[int(row)], of_model)
+        starts = np.cumsum(sizes) - sizes
         # means are taken in float64, whatever the models' type
-        scores: FloatArray = torch.cat(values).double().cpu().numpy()
+        scores: FloatArray = values.double().cpu().numpy()
         scores = np.where(np.isnan(scores), np.inf, scores)
         if bound is not None:
             scores = scores.clip(0, bound)
@@ -151,25 +144,74 @@ class Samples:
             means[entries[alike]] = of_clients.mean(1)
         return means
 
+    def outputs(self, model: FlatModel, flat: Rows) -> torch.Tensor:
+        """Return what each client's own model gives for its samples, (N, …), in their order.
+
+        Args:
+            model: the network.
+            flat: parameters, one row for each client.
+        """
+        clients = range(len(self.offsets) - 1)
+        values, rows, _, _ = self._each(lambda outputs, y: outputs, model, flat, clients)
+        in_order = torch.empty_like(values)
+        in_order[rows] = values
+        return in_order
+
+    def _each(
+        self, function: Score, model: FlatModel, flat: Rows, clients: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, IntArray, IntArray]:
+        """Return what a function gives for each sample of some clients, model by model.
+
+        Args:
+            function: of (outputs, targets), with an entry a sample.
+            model: the network.
+            flat: parameters, one row for each of `clients`.
+            clients: positions of the clients.
+
+        Returns:
+            The values (n, …), and the rows of their samples (n,), client after client; the entries
+            of `clients` that they belong to, in this order, and the number of samples of each.
+        """
+        positions = np.asarray(clients, dtype=np.int64)
+        first = self.offsets[positions]
+        sizes = self.offsets[positions + 1] - first
+        model_of = np.arange(len(positions)) if flat.index is None else np.asarray(flat.index)
+        # clients with samples, those of one model beside each other: they go in one pass
+        entries = np.flatnonzero(sizes)
+        entries = entries[np.argsort(model_of[entries], kind="stable")]
+        sizes = sizes[entries]
+        starts = np.cumsum(sizes) - sizes  # of each client's values
+        rows = np.repeat(first[entries] - starts, sizes) + np.arange(sizes.sum())
+        # one copy to a GPU, and one back, whatever the number of models
+        index = to_device(rows, self.x.device)
+        if not len(entries):
+            return index.new_zeros(0), index, entries, sizes
+        models, begins = np.unique(model_of[entries], return_index=True)
+        of_models = np.add.reduceat(sizes, begins)
+        values = []
+        for row, of_model in zip(models, torch.split(index, of_models.tolist()), strict=True):
+            values += self._values(function, model, flat.table[int(row)], of_model)
+        return torch.cat(values), index, entries, sizes
+
     def _slice(self, client: int) -> slice:
         """Return the slice of a client's samples."""
         first = int(self.offsets[client])
         end = int(self.offsets[client + 1])
         return slice(first, end)
 
-    def _scores(
-        self, score: Score, model: FlatModel, flat: torch.Tensor, rows: torch.Tensor
+    def _values(
+        self, function: Score, model: FlatModel, flat: torch.Tensor, rows: torch.Tensor
     ) -> list[torch.Tensor]:
-        """Return each sample's score under one model, without dropout.
+        """Return what a function gives for each sample under one model, without dropout.
 
         Args:
-            score: function of (outputs, targets) with a number per sample.
+            function: of (outputs, targets), with an entry a sample.
             model: the network.
             flat: its parameters, (d,).
             rows: rows of the samples, on their device.
 
         Returns:
-            Scores, (len(rows),) in parts; NaN where a diverged model has none (inf − inf).
+            (len(rows), …) in parts; scores are NaN where a diverged model has none (inf − inf).
         """
         views = model.views(flat)
         blocks = torch.split(rows, EVALUATED)
@@ -177,5 +219,5 @@ class Samples:
         with torch.no_grad():
             for block in blocks:
                 outputs = model.call(views, self.x[block])
-                values.append(score(outputs, self.y[block]))
+                values.append(function(outputs, self.y[block]))
         return values

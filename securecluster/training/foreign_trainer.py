@@ -129,6 +129,7 @@ class ForeignTrainer(LocalTrainer):
                 "loss of its own: set the term's strength to 0, or give a torch module as model"
             )
         d = self.model.dimension
+        plan = plan.at(self.access.round)
         with self.permitted(plan, clients, step):
             out = self.start.new_zeros(len(clients), max(row_width, d))
             for n, client in enumerate(clients):
@@ -227,6 +228,17 @@ def check_foreign(model: Any, plan: LocalTraining) -> None:
             "dp_unit example clips the gradient of each sample, which a ForeignModel's train does "
             "not show: take dp_unit client, whose noise is added to clipped updates, or let train "
             "add noise and say what your accountant finds, ForeignModel(example_privacy=...)"
+        )
+    added = ("class_weight", "weight_decay", "proximal", "ditto", "keep_local")
+    given = [name for name in added if getattr(plan, name)]
+    if "keep_local" in given:
+        raise UsageError(
+            "a ForeignModel has no layers that are known by name: leave local_layers out"
+        )
+    if given:
+        raise UsageError(
+            f"{given[0]} changes the loss of local training, and a ForeignModel's train has a loss "
+            "of its own: leave it out, and let train add it"
         )
     if plan.keep_momentum:
         raise UsageError(

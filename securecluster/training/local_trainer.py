@@ -27,19 +27,22 @@ from securecluster.core.client_names import stream_of
 from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
-from securecluster.errors import UsageError
+from securecluster.data.scaling import POOLED
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Rows
-from securecluster.models.optimizers import MeanRegularized, Momenta, Optimizer
+from securecluster.models.optimizers import LastingRows, MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
 from securecluster.training import joint_training
 from securecluster.training.batches import (
     Chunk,
     Drawn,
     Minibatches,
+    of_classes,
     packed,
     resampled,
     sizes_of_epochs,
 )
+from securecluster.training.best_models import BestModels
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
@@ -47,6 +50,7 @@ from securecluster.training.joint_training import Request
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
+    from securecluster.data.shared_scale import WaitingSamples
     from securecluster.models.flat_model import Params
     from securecluster.models.validation import FlatModel
     from securecluster.training.dp_sgd import DPSGDState
@@ -174,6 +178,8 @@ class LocalTrainer:
         self.model = model.to(device, self.dtype)
         self.start = self.model.initial()
         self.classes = federation.classes
+        # what one unit of a client's score is in its own numbers, where these are standardised
+        self.units = np.array([federation.shards[k].unit for k in clients])
         self.secret = secret
         # whether the run has noise, under which what is not finite leaves as zeros without an error
         self.tells_of_zeros = False
@@ -182,8 +188,15 @@ class LocalTrainer:
         self._workers: list[_Worker] = []
         self._joint = joint_training.current()
         self._momenta: Momenta | None = None  # made by the first training that keeps momentum
+        self._whole_start = self.model.whole_initial()
+        self._local: LastingRows | None = None  # each client's own layers
+        if self.model.local:
+            _, first = self.model.parts(self._whole_start)
+            self._local = LastingRows(len(self.ids), first, "local_layers", "local layers")
+        self._best: BestModels | None = None  # made by the first training that keeps the best
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
+        given: list[Any] = []  # weights of the samples in training
         validated: list[tuple[Any, Any]] = []
         self.names = tuple(federation.names[k] for k in clients)
         # what a client draws depends on its name alone, and not on the clients beside it
@@ -192,18 +205,36 @@ class LocalTrainer:
             size = len(shard.y)
             in_training = self._training_mask(stream, size, validation_share)
             held_out = ~in_training
-            validated.append((shard.x[held_out], shard.y[held_out]))
-            x = shard.x
-            y = shard.y
+            x, y = shard.samples, shard.y
+            validated.append((x[held_out], y[held_out]))
             if not bool(in_training.all()):  # complete shards are not copied
                 x = x[in_training]
                 y = y[in_training]
             trained.append((x, y))
+            given.append(None if shard.weights is None else shard.weights[in_training])
         self._sizes = [len(y) for _, y in trained]
         self._validation_sizes = [len(y) for _, y in validated]
-        self._train_on = self._samples(trained)
+        self._weights = self._given_weights(given)
+        self._importance: dict[Any, torch.Tensor | None] = {}  # by `class_weight`
+        tested = [(shard.test_samples, shard.y_test) for shard in shards]
+        self._waiting: WaitingSamples | None = None
+        if federation.scaling is not None and federation.scaling.shared:
+            from securecluster.data.shared_scale import WaitingSamples
+
+            numbers = federation.scaling.numbers
+            self._waiting = WaitingSamples(numbers, [trained, validated, tested])
+            trained, validated, tested = self._waiting.scaled()
+        self._hold(trained, validated, tested)
+
+    def _hold(
+        self,
+        trained: Sequence[tuple[Any, Any]],
+        validated: Sequence[tuple[Any, Any]],
+        tested: Sequence[tuple[Any, Any]],
+    ) -> None:
+        """Put each client's samples (x, y) on the device, and watch that no call changes them."""
+        self._train_on = replace(self._samples(trained), weights=self._weights)
         self._aside_on = self._samples(validated)
-        tested = [(shard.x_test, shard.y_test) for shard in shards]
         self._test_on = self._samples(tested)
         # tables and offsets of the training samples, which every step of training reads
         self._x = self._train_on.x
@@ -214,6 +245,56 @@ class LocalTrainer:
         for samples in sample_sets:
             tables += [samples.x, samples.y]
         self.access.watch(tables)
+
+    def column_sums(
+        self, clients: Sequence[int], means: bool, norm: float | None = None
+    ) -> FloatArray:
+        """Return counts, sums and sums of squares of each client's features, (b, 3f).
+
+        Args:
+            clients: positions of the clients.
+            means: divide by the client's number of samples.
+            norm: to which these are scaled, where they are the largest of one sample; None leaves
+                them as they are.
+
+        Raises:
+            PolicyError: the run finds no scale that clients share.
+        """
+        self.access.read("column_sums", clients)
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: nothing is told")
+        return self._waiting.sums(clients, means, norm)
+
+    def released_column_sums(self, context: Any, norm: float, noise: float) -> torch.Tensor:
+        """Return the sums of `column_sums` with noise, and never without it where the run has some.
+
+        Args:
+            context: of the call (`CallContext`), with its clients.
+            norm: of what one sample contributes, at most 1.
+            noise: multiplier of the noise.
+        """
+        clients = context.positions
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: nothing is told")
+        sums = torch.from_numpy(self._waiting.sums(clients, False, norm))
+        released: torch.Tensor = context.release(sums, sensitivity=1.0, noise=noise)
+        self.access.read("column_sums", clients, bool(context.releases.of([released])))
+        return released
+
+    def rescale(self, clients: Sequence[int], scale: torch.Tensor) -> None:
+        """Bring the samples of some clients to the scale that the run found.
+
+        Args:
+            clients: positions of the clients.
+            scale: (2, f) mean and deviation of each feature on its public bounds.
+
+        Raises:
+            PolicyError: the run finds no scale that clients share.
+        """
+        if self._waiting is None:
+            raise PolicyError("this run finds no scale that its clients share: it is refused")
+        self._waiting.scales[list(clients)] = scale.double().cpu().numpy()
+        self._hold(*self._waiting.scaled())
 
     @property
     def sizes(self) -> list[int]:
@@ -247,6 +328,33 @@ class LocalTrainer:
         inputs = [x for x, _ in arrays]
         targets = [y for _, y in arrays]
         return Samples.of(inputs, targets, self.device, self.dtype)
+
+    def _given_weights(self, given: Sequence[Any]) -> torch.Tensor | None:
+        """Return the weights of all clients' samples, (N,), or None where no client has any."""
+        if all(weights is None for weights in given):
+            return None
+        pairs = zip(given, self._sizes, strict=True)
+        all_weights = [np.ones(size) if weights is None else weights for weights, size in pairs]
+        return to_device(np.concatenate(all_weights), self.device, self.dtype)
+
+    def importance(self, plan: LocalTraining) -> torch.Tensor | None:
+        """Return the factor of each training sample's loss, (N,), or None where all are 1.
+
+        Args:
+            plan: hyper-parameters, with weights of classes or without.
+        """
+        if plan.class_weight is None:
+            return self._train_on.weights
+        if plan.class_weight not in self._importance:
+            factors = []
+            for k in range(len(self.ids)):
+                labels = self._y[self._offsets[k] : self._offsets[k + 1]].cpu().numpy()
+                factors.append(of_classes(labels, plan.class_weight))
+            table = to_device(np.concatenate(factors), self.device, self.dtype)
+            if self._train_on.weights is not None:
+                table = table * self._train_on.weights
+            self._importance[plan.class_weight] = table
+        return self._importance[plan.class_weight]
 
     def train(  # noqa: PLR0913 (a call, and what few callers need by name)
         self,
@@ -286,13 +394,16 @@ class LocalTrainer:
             UsageError: DP-SGD without a source of secret draws.
             PolicyError: clients that keep their momentum have trained in a later call.
         """
+        plan = plan.at(self.access.round)
         with self.permitted(plan, clients, step):
+            if plan.keep_best:
+                self._note_best(start, clients)
             threads = self._threads()
             if apart and self.device.type == "cpu" and self._joint is None:
                 chunks = _split(self._by_steps(clients, plan), 1, threads)
             else:
                 chunks = self._chunks(start, clients, plan, threads, regularizer)
-            d = self.model.dimension
+            d = start.table.shape[1]
             # one (m, width) matrix for training and masks, since a copy may not fit into memory
             width = max(row_width, d)
             out = torch.empty(len(clients), width, dtype=self.dtype, device=self.device)
@@ -339,8 +450,10 @@ class LocalTrainer:
         if plan.keep_momentum:
             check_training(plan)  # a call may have hyper-parameters of its own
             if self._momenta is None:
-                self._momenta = Momenta(len(self.ids), self.start)
+                self._momenta = Momenta(len(self.ids), self._whole_start)
             self._momenta.begin(clients, step)
+        if plan.keep_local and self._local is not None:
+            self._local.begin(clients, step)
         with self.access.train(plan, clients, step):
             yield
 
@@ -363,7 +476,7 @@ class LocalTrainer:
 
     def _for_threads(self, number: int) -> list[_Worker]:
         """Return the workers of some threads, which are made on first use."""
-        empty = self.start.new_empty(0, self.model.dimension)
+        empty = self.start.new_empty(0, self.model.whole_dimension)
         while len(self._workers) < number:
             self._workers.append(_Worker(self.model.copy(), empty))
         return self._workers[:number]
@@ -376,32 +489,110 @@ class LocalTrainer:
             task: the call.
         """
         if len(worker.buffer) < task.largest:
-            worker.buffer = worker.buffer.new_empty(task.largest, self.model.dimension)
+            worker.buffer = worker.buffer.new_empty(task.largest, self.model.whole_dimension)
         for entries in iter(task.jobs.popleft, None):
             start_rows = entries
             if task.start.index is not None:
                 start_rows = [task.start.index[entry] for entry in entries]
-            models = task.start.table
             weights = worker.buffer[: len(entries)]  # (b, d)
             index = to_device(start_rows, self.device)
-            torch.index_select(models, 0, index, out=weights)
-            clients = [task.clients[entry] for entry in entries]
-            means = None
-            if task.regularizer is not None:
-                means = task.regularizer.rows(entries)
+            chunk = self._begun(weights, entries, index, task)
             equal = len(set(start_rows)) == 1
-            chunk = Request(0, self, weights, clients, task, means, equal)
+            # local layers are each client's own
+            apart = task.start.table.shape[1] < weights.shape[1]
+            chunk.equal = equal and not apart
             joint = self._joint_for(task)
             if joint is not None:
                 joint.train(chunk)
             else:
                 self.train_chunk(chunk, worker.model)
+            if apart:
+                weights = self._without_local(weights, chunk.clients, task.plan)
             block = len(entries)
             if self.device.type == "cpu":  # without a second matrix of the chunk's size
                 block = max(1, WRITTEN // weights.shape[1])
             for first in range(0, len(entries), block):
                 rows = slice(first, first + block)
                 self._write_updates(weights[rows], entries[rows], index[rows], equal, task)
+
+    def _begun(
+        self, weights: torch.Tensor, entries: Sequence[int], index: torch.Tensor, task: _Task
+    ) -> Request:
+        """Return a chunk whose weights are those that its clients begin with.
+
+        Args:
+            weights: (b, d), overwritten; where clients have local layers, whole vectors.
+            entries: the clients, as entries of the call.
+            index: row of the start model of each, on the device.
+            task: the call.
+        """
+        models = task.start.table
+        clients = [task.clients[entry] for entry in entries]
+        means = None
+        if task.regularizer is not None:
+            means = task.regularizer.rows(entries)
+        if models.shape[1] == weights.shape[1]:
+            torch.index_select(models, 0, index, out=weights)
+            return Request(0, self, weights, clients, task, means)
+        local = self._local_rows(clients, task.plan)
+        weights.copy_(self.model.joined(models.index_select(0, index), local))
+        if means is not None:
+            # no term draws local layers anywhere but to where they are
+            means = self.model.joined(means, local)
+        return Request(0, self, weights, clients, task, means)
+
+    def _local_rows(self, clients: Sequence[int], plan: LocalTraining) -> torch.Tensor:
+        """Return the local layers that a training of some clients begins with, (b, n)."""
+        assert self._local is not None
+        return self._local.start(clients) if plan.keep_local else self._local.latest(clients)
+
+    def _without_local(
+        self, weights: torch.Tensor, clients: Sequence[int], plan: LocalTraining
+    ) -> torch.Tensor:
+        """Return what of trained models may leave, and keep the rest where the plan says so.
+
+        Args:
+            weights: whole vectors, (b, whole dimension).
+            clients: positions of the clients.
+            plan: hyper-parameters.
+        """
+        shared, local = self.model.parts(weights)
+        if plan.keep_local and self._local is not None:
+            self._local.end(clients, local)
+        return shared
+
+    def whole(self, models: Rows, clients: Sequence[int]) -> Rows:
+        """Return clients' models with each one's local layers, (b, whole dimension).
+
+        Args:
+            models: one for each of the clients; whole ones, or any without local layers, are
+                returned as they are.
+            clients: positions of the b clients.
+        """
+        if self._local is None or models.table.shape[1] == self.model.whole_dimension:
+            return models
+        own_rows = tuple(range(len(clients)))
+        shared = models.values
+        return Rows(self.model.joined(shared, self._local.latest(clients)), own_rows)
+
+    def _note_best(self, start: Rows, clients: Sequence[int]) -> None:
+        """Keep the models that clients begin with where none before had less validation loss."""
+        if self._best is None:
+            self._best = BestModels(len(self.ids), self._whole_start)
+        models = self.whole(start, clients)
+        self._best.note(models, clients, self.validation_loss(models, clients))
+
+    def best(self, models: Rows) -> Rows:
+        """Return all clients' models, each in the version with the least validation loss so far.
+
+        Args:
+            models: of all clients at the end of a run, whole ones, (m, d).
+        """
+        if self._best is None:
+            return models
+        clients = range(len(self.ids))
+        losses = self.validation_loss(models, clients)
+        return Rows(self._best.chosen(models, clients, losses), tuple(clients))
 
     def _write_updates(
         self,
@@ -432,10 +623,13 @@ class LocalTrainer:
     def _joint_for(self, task: _Task) -> joint_training.Member | None:
         """Return the training that other runs share with this one, or None.
 
-        With DP-SGD, with momentum that is kept and with a regularizer, clients train with those of
-        their own run.
+        With DP-SGD, with momentum or layers that are kept, with weights of samples and with terms
+        of the loss, clients train with those of their own run.
         """
-        if task.plan.private or task.plan.keep_momentum or task.regularizer is not None:
+        plan = task.plan
+        if plan.private or plan.keep_momentum or task.regularizer is not None or plan.has_terms:
+            return None
+        if self.importance(plan) is not None or self._local is not None or plan.parts > 1:
             return None
         return self._joint
 
@@ -449,7 +643,6 @@ class LocalTrainer:
         weights = request.weights
         clients = request.clients
         task = request.task
-        means = request.means
         plan = task.plan
         private = self._private(request)
         chunk = self._schedule(clients, plan, task.step, private)
@@ -462,11 +655,11 @@ class LocalTrainer:
             buffers = momenta.start(clients)
             velocity = model.views(buffers)
         steps_of = _of_training(private)
-        trained = steps_of(weights, params)
-        optimizer = build_optimizer(plan.optimizer, trained, plan.lr, plan.momentum, velocity)
-        if means is not None:
-            regularized = steps_of(means, model.views(means))
-            optimizer = _regularized(optimizer, trained, regularized, task)
+        optimizer = build_optimizer(
+            plan.optimizer, steps_of(weights, params), plan.lr, plan.momentum, velocity
+        )
+        if request.means is not None or plan.has_terms:
+            optimizer = _with_terms(optimizer, request, model, steps_of)
         span = self._window(model, params, task.plan, task.regularizer)
         if span:
             self._train_in_windows(model, params, chunk, request, optimizer, span)
@@ -477,7 +670,7 @@ class LocalTrainer:
             batch, index = selected(self._x, self._y, chunk, step, active)
             active_params = first_clients(params, active)
             if private is None:
-                sgd_step(model, active_params, batch, optimizer)
+                sgd_step(model, active_params, batch, optimizer, plan.parts)
             else:
                 private.step(model, active_params, batch, index, chunk.first[:active], optimizer)
         if momenta is not None and buffers is not None:
@@ -492,7 +685,7 @@ class LocalTrainer:
     ) -> int:
         """Return the steps in which changes of the first dense layer wait for each other, or 0.
 
-        Only plain SGD on a CPU, without a regularizer, has such windows.
+        Only plain SGD on a CPU, without a regularizer and other terms, has such windows.
 
         Args:
             model: the thread's model.
@@ -500,7 +693,8 @@ class LocalTrainer:
             plan: hyper-parameters.
             regularizer: of the call, or None.
         """
-        if regularizer is not None or plan.private or plan.momentum or plan.optimizer != "sgd":
+        terms = regularizer is not None or plan.has_terms or plan.parts > 1
+        if terms or plan.private or plan.momentum or plan.optimizer != "sgd":
             return 0
         if model.stack is None or self.device.type != "cpu":
             return 0
@@ -614,7 +808,7 @@ class LocalTrainer:
             return _split(order, 1, threads)
         on_cpu = self.device.type == "cpu"
         requests_it = getattr(self.model.module, "alone_on_cpu", False)
-        params = self.model.views(self.start[None])
+        params = self.model.views(self._whole_start[None])
         window = self._window(self.model, params, plan, regularizer)
         if not on_cpu or not (self.model.convolves or requests_it):
             size = self.models_in_chunk()
@@ -715,6 +909,13 @@ class LocalTrainer:
             sizes = np.array([self._sizes[client] for client in clients])
             divisors = np.minimum(plan.batch_size, sizes)
         chunk = packed(drawn, first, divisors, self.device, self.dtype)
+        importance = self.importance(plan)
+        if importance is not None:
+            of_samples = importance[chunk.index]
+            if private is None:
+                chunk.weight.mul_(of_samples)
+            else:
+                chunk = replace(chunk, importance=of_samples)
         if not (self.model.dropouts and plan.dropout):
             return chunk
         keys = self.dropout_keys(clients, step, len(chunk.active))
@@ -743,10 +944,15 @@ class LocalTrainer:
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the clients' state between trainings, by name: momentum that is kept."""
-        if self._momenta is None:
-            return {}
-        return self._momenta.memory()
+        """Return the clients' state between trainings, by name.
+
+        This is momentum, local layers, best models, and a shared scale.
+        """
+        lasting = (self._momenta, self._local, self._best)
+        kept = [rows.memory() for rows in lasting if rows is not None]
+        if self._waiting is not None:
+            kept.append({POOLED: torch.from_numpy(self._waiting.scales.copy())})
+        return {name: tensor for memory in kept for name, tensor in memory.items()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore the clients' state between trainings.
@@ -756,8 +962,17 @@ class LocalTrainer:
         """
         self._momenta = None
         if "momentum" in memory:
-            self._momenta = Momenta(len(self.ids), self.start)
+            self._momenta = Momenta(len(self.ids), self._whole_start)
             self._momenta.recall(memory)
+        if self._local is not None and "local_layers" in memory:
+            self._local.recall(memory)
+        self._best = None
+        if "best_models" in memory:
+            self._best = BestModels(len(self.ids), self._whole_start)
+            self._best.recall(memory)
+        if self._waiting is not None and POOLED in memory:
+            self._waiting.scales[:] = memory[POOLED].numpy()
+            self._hold(*self._waiting.scaled())
 
     @property
     def measures(self) -> bool:
@@ -822,8 +1037,9 @@ class LocalTrainer:
         self.access.read("scores")
         objective = self.model.objective
         all_clients = range(len(self.ids))
+        models = self.whole(models, all_clients)
         means = self._test_on.mean(objective.scores, self.model, models, all_clients)
-        return objective.judged(means)
+        return objective.judged(means * self.units)
 
     def validation_loss(
         self, models: Rows, clients: Sequence[int], bound: float | None = None
@@ -840,6 +1056,7 @@ class LocalTrainer:
         """
         self.access.read("validation_loss", clients)
         losses = self.model.objective.losses
+        models = self.whole(models, clients)
         return self._aside_on.mean(losses, self.model, models, clients, bound)
 
     def loss(self, models: Rows, clients: Sequence[int], bound: float | None = None) -> FloatArray:
@@ -856,6 +1073,7 @@ class LocalTrainer:
         """
         self.access.read("loss", clients)
         losses = self.model.objective.losses
+        models = self.whole(models, clients)
         return self._train_on.mean(losses, self.model, models, clients, bound)
 
     def losses(
@@ -897,17 +1115,33 @@ def _of_training(private: DPSGDState | None) -> Callable[[torch.Tensor, Params],
     return stepped
 
 
-def _regularized(optimizer: Optimizer, params: Params, means: Params, task: _Task) -> Optimizer:
-    """Return an optimizer of the loss with the task's term for the clients' means.
+def _with_terms(
+    optimizer: Optimizer,
+    request: Request,
+    model: FlatModel,
+    steps_of: Callable[[torch.Tensor, Params], Params],
+) -> Optimizer:
+    """Return an optimizer of the loss with terms that depend on no sample.
 
     Args:
         optimizer: of the loss alone.
-        params: parameters of the clients, by name.
-        means: θ̄ of the clients, by name.
-        task: the call, which has a regularizer.
+        request: the clients, with their initial weights, before any step.
+        model: the thread's model.
+        steps_of: returns what the optimizer steps, of flat parameters and their views.
     """
-    assert task.regularizer is not None
-    return MeanRegularized(optimizer, params, means, task.regularizer.strength)
+    plan = request.task.plan
+    terms: list[tuple[torch.Tensor | None, float]] = []
+    if request.means is not None:
+        terms.append((request.means, request.task.regularizer.strength))
+    if plan.proximal:
+        terms.append((request.weights.clone(), plan.proximal))
+    if plan.weight_decay:
+        terms.append((None, plan.weight_decay))
+    params = steps_of(request.weights, model.views(request.weights))
+    for centre, strength in terms:
+        near = None if centre is None else steps_of(centre, model.views(centre))
+        optimizer = MeanRegularized(optimizer, params, near, strength)
+    return optimizer
 
 
 def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) -> list[bytes]:
@@ -925,7 +1159,9 @@ def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) 
     return extended
 
 
-def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer) -> None:
+def sgd_step(
+    model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer, parts: int = 1
+) -> None:
     """Make one step of each client, with the backward pass by hand if the model has one.
 
     Args:
@@ -933,17 +1169,26 @@ def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Op
         params: parameters of the clients, by name, changed in place.
         batch: mini-batch of each client.
         optimizer: updates the parameters.
+        parts: in which the mini-batches go through the network, whose gradients are added up.
     """
     x = batch.x
     y = batch.y
     weight = batch.weight
     stack = model.stack
     # the backward pass of convolutions by hand is that of one client
-    if stack is not None and (len(x) == 1 or not stack.convolves):
+    if parts == 1 and stack is not None and (len(x) == 1 or not stack.convolves):
         with torch.no_grad():
             stack.step(params, x, y, weight, optimizer)
         return
-    gradients = model.gradients(params, x, y, weight, batch.keys)
+    width = max(1, -(-x.shape[1] // parts))
+    gradients: Params = {}
+    for number, first in enumerate(range(0, max(1, x.shape[1]), width)):
+        rows = slice(first, first + width)
+        # the masks of dropout are new ones in each part
+        keys = None if batch.keys is None else batch.keys + number
+        of_part = model.gradients(params, x[:, rows], y[:, rows], weight[:, rows], keys)
+        for name, gradient in of_part.items():
+            gradients[name] = gradients[name] + gradient if number else gradient
     optimizer.begin()
     for name, gradient in gradients.items():
         optimizer.value(name, gradient)
@@ -975,10 +1220,13 @@ def selected(
     keys = None
     if chunk.keys is not None:
         keys = chunk.keys[step, :active]
+    importance = None
+    if chunk.importance is not None:
+        importance = chunk.importance[step, :active, :width]
     flat = index.flatten()  # a copy where batches are narrower than the table
     of_x = x.index_select(0, flat).view(*index.shape, *x.shape[1:])
     of_y = y.index_select(0, flat).view(*index.shape, *y.shape[1:])
-    return Minibatches(of_x, of_y, weight, keys), index
+    return Minibatches(of_x, of_y, weight, keys, importance), index
 
 
 def _rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,20 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from securecluster.cli.main import main
 from securecluster.data import Federation
+from securecluster.data.facts import agree
+from securecluster.nodes.node import Node
+from securecluster.nodes.policy import Policy
+from securecluster.nodes.proposal import Proposal
+from securecluster.nodes.server_run import ServerRun
+from securecluster.parties.derived import as_agreed, call_types
 from securecluster.protocols import ClusteringProtocol
+from securecluster.runtime.transport import Framed
 
 SERVE_OPTIONS = {
     "clients",
@@ -55,8 +63,31 @@ def test_a_project_has_a_protocol_and_data_and_the_options_of_a_server(tmp_path:
         assert f"{name} = " in text
 
 
-def test_the_user_s_part_has_at_most_30_lines(tmp_path: Path) -> None:
-    main(["flower-init", str(tmp_path / "hospitals")])
+def test_clients_with_tables_of_text_agree_on_a_run_and_carry_it_out(tmp_path: Path) -> None:
+    assert main(["flower-init", str(tmp_path / "hospitals"), "--table"]) == 0
+    task: dict[str, Any] = module_of(tmp_path / "hospitals" / "hospitals", "task.py")
+    protocol = task["protocol"]
+    content = tomllib.loads((tmp_path / "hospitals" / "pyproject.toml").read_text())
+    assert content["tool"]["flwr"]["app"]["config"]["classes"] == len(task["CLASSES"])
+    policy = Policy(roster=False)
+    nodes = [
+        Node(protocol, task["load"](i, 3), tmp_path / f"node-{i}", number=i, policy=policy)
+        for i in range(3)
+    ]
+    facts = agree([node.facts() for node in nodes], seed=0, classes=len(task["CLASSES"]))
+    assert facts.shape == (6,)  # age, and a feature for each of the five texts
+    proposal = Proposal.of(protocol, facts, "float32", None)
+    for node in nodes:
+        node.agree(proposal.packed())
+    made = as_agreed(protocol, proposal.config)
+    doors = {node.number: node.answer for node in nodes}
+    transport = Framed(doors, lambda name: call_types(made, name)[1])
+    assert len(ServerRun(made, proposal.config, transport).carried_out().history_) == 3
+
+
+@pytest.mark.parametrize("kind", [[], ["--table"]])
+def test_the_user_s_part_has_at_most_30_lines(kind: list[str], tmp_path: Path) -> None:
+    main(["flower-init", str(tmp_path / "hospitals"), *kind])
     text = (tmp_path / "hospitals" / "hospitals" / "task.py").read_text()
     assert len(text.splitlines()) <= 30
 

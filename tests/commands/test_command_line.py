@@ -258,10 +258,7 @@ def test_a_quiet_run_with_noise_says_its_epsilon(said: Said, tmp_path: Path) -> 
     [
         ("give the clip norm too (--clip)", "give the clip norm too (clip)"),
         ("compare sketches (--sketch 256) or", "compare sketches (sketch=256) or"),
-        (
-            "compressed updates (--compress 8bit), take",
-            "compressed updates (compress='8bit'), take",
-        ),
+        ("compressed updates (--model linear), take", "compressed updates (model='linear'), take"),
         ("a rate (--lr 0.2 in place of 0.5)", "a rate (lr=0.2 in place of 0.5)"),
         ("levels: --noise 0 0.1 0.5, or", "levels: noise=[0, 0.1, 0.5], or"),
         ("--batch-size and --lr are positive", "batch_size and lr are positive"),

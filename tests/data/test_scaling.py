@@ -102,7 +102,7 @@ def test_a_constant_feature_stays_finite() -> None:
 @pytest.mark.parametrize(
     ("scaling", "sentence"),
     [
-        ("auto", "give 'none', 'client', or bounds"),
+        ("auto", "give 'none', 'client', bounds"),
         ((3, 1), "are 3 and 1: the first is the lower"),
         ((1, np.inf), "the first is the lower"),
         (5, r"a pair \(low, high\), not 5"),

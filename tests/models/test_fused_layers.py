@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster.models.fused_layers import Pooling, Relu, compile_stack
+from securecluster.models.fused_layers import Pooling, Relu, compile_stack, cross_entropy_gradient
 from securecluster.models.optimizers import Sgd
 from securecluster.models.validation import FlatModel
 
@@ -172,7 +172,7 @@ def test_dense_stacks_step_by_autograds_gradient(
 def test_convolutional_stacks_step_by_autograds_gradient(make: Callable[[], nn.Module]) -> None:
     module = make()
     check_step(module, 1, normal(1, 1, 6, 2, 8, 8))
-    stack = compile_stack(module)
+    stack = compile_stack(module, cross_entropy_gradient)
     assert stack is not None and stack.convolves
 
 
@@ -195,7 +195,7 @@ def test_outputs_are_the_modules(make: Callable[[], nn.Module]) -> None:
 
 
 def test_a_relu_after_a_convolution_waits_for_the_pool() -> None:
-    stack = compile_stack(CONVOLUTIONAL["pool"]())
+    stack = compile_stack(CONVOLUTIONAL["pool"](), cross_entropy_gradient)
     assert stack is not None
     kinds = [type(layer) for layer in stack.layers]
     assert kinds.index(Pooling) + 1 == kinds.index(Relu)
@@ -203,7 +203,7 @@ def test_a_relu_after_a_convolution_waits_for_the_pool() -> None:
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_anything_else_goes_through_torch_func(make: Callable[[], nn.Module]) -> None:
-    assert compile_stack(make()) is None
+    assert compile_stack(make(), cross_entropy_gradient) is None
 
 
 def test_frozen_parameters_keep_a_module_off_this_path() -> None:

@@ -19,7 +19,10 @@ from securecluster.messaging.messages import Rows
 from securecluster.models import architectures
 from securecluster.models.objectives import (
     CLASSIFICATION,
+    METRICS,
     OBJECTIVES,
+    TASKS,
+    Binary,
     Classification,
     Language,
     Objective,
@@ -172,9 +175,10 @@ def test_objectives_go_to_json_and_back(kind: Objective) -> None:
 
 
 def test_every_objective_is_listed_once() -> None:
-    assert set(OBJECTIVES) == {"classification", "language", "trajectory"}
-    assert OBJECTIVES["classification"] is Classification
-    assert len({kind.metric for kind in OBJECTIVES.values()}) == 3
+    assert {name: kind.kind for name, kind in OBJECTIVES.items()} == {n: n for n in OBJECTIVES}
+    assert {*TASKS[1:], "language", "trajectory"} == set(OBJECTIVES)
+    shared = [kind for kind in OBJECTIVES.values() if kind.metric == "accuracy"]
+    assert shared == [Classification, Binary] and len(METRICS) == len(OBJECTIVES) - 1
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,7 @@ def test_data_of_another_kind_are_refused(
             Trajectory(),
             (4, 2),
             2,
-            "made for classification, and these data are for trajectory: choose .*mlp",
+            "made for classification, .*and these data are for trajectory: choose .*mlp",
         ),
         (Track(), Language(), (6,), 7, "does not take|it must give 6 × 7 logits"),
         (

@@ -238,12 +238,19 @@ class Deployment:
     def begin_supernode_again(self, i: int) -> None:
         """Start a SuperNode that was killed: Flower refuses it until it has missed a heartbeat."""
 
+        log = self.folder / f"supernode-{i}.log"
+
         def stays() -> bool:
+            begun = log.stat().st_size
             self.begin_supernode(i)
-            with suppress(subprocess.TimeoutExpired):
-                self.processes[f"supernode-{i}"].wait(timeout=8)
-                return False
-            return True
+            process = self.processes[f"supernode-{i}"]
+
+            def told() -> bool:
+                accepted = b"SuperNode ID" in log.read_bytes()[begun:]
+                return accepted or process.poll() is not None
+
+            waited(told, "answer of the SuperLink to a SuperNode")
+            return process.poll() is None
 
         waited(stays, "SuperNode that Flower takes back")
 

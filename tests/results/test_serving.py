@@ -6,6 +6,8 @@ import importlib.util
 import json
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,13 @@ def images(name: str, size: int = 30) -> tuple[Any, Any]:
     return x, np.where(x.mean((1, 2, 3)) > 100, "bright", "dark")
 
 
+def colours(name: str, size: int = 30) -> tuple[Any, Any]:
+    """Return images of one site with their channels last."""
+    x = images(name, 3 * size)[0].reshape(size, 3, 6, 6).transpose(0, 2, 3, 1)
+    x = np.tile(x / 200, (1, 3, 3, 1)).astype(np.float32)
+    return x, np.where(x[..., 0].mean((1, 2)) > x[..., 2].mean((1, 2)), "red", "blue")
+
+
 def gaps(name: str, size: int = 40) -> tuple[Any, Any]:
     """Return a table of one site with gaps, and a code in place of a number."""
     rows, y = table(name, size)
@@ -67,8 +76,21 @@ CASES = {
     "public bounds": (table, BOUNDS, IFCA(k=2, model="linear", rounds=3)),
     "gaps, own numbers": (gaps, "client", FedAvg(model="linear", rounds=2)),
     "gaps, public bounds": (gaps, BOUNDS, FedAvg(model="linear", rounds=2)),
+    "shared numbers": (
+        table,
+        ("shared", BOUNDS),
+        CFL(model="mlp-32", rounds=4, mask="permutation"),
+    ),
+    "gaps, shared numbers": (
+        gaps,
+        ("shared", BOUNDS),
+        FedAvg(model="linear", rounds=2, aggregation="secagg", target_epsilon=8),
+    ),
     "images, own numbers": (images, "client", FedAvg(model="linear", rounds=2)),
     "images, public bounds": (images, (0, 150), FedAvg(model="linear", rounds=2)),
+    "channels last": (colours, "none", FedAvg(model="linear", rounds=2)),
+    "channels last, own numbers": (colours, "client", FineTune(rounds=2, tune_rounds=1)),
+    "channels last, public bounds": (colours, (0, 150), FedAvg(model="cnn-ali", rounds=1)),
 }
 
 
@@ -77,7 +99,11 @@ CASES = {
 def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> None:
     make, scaling, protocol = CASES[case]
     sites = {name: make(name) for name in ("north", "south", "west")}
-    how: Any = {"scaling": scaling, "prepare": FILLED if make is gaps else None}
+    classes = {images: ["bright", "dark"], colours: ["blue", "red"]}.get(make, ["sick", "well"])
+    prepare = FILLED if make is gaps else None
+    how: Any = {"scaling": scaling, "prepare": prepare, "classes": classes}
+    how["channels"] = "last" if make is colours else "first"
+    prepared = scaling != "none" or make is colours
     federation = Federation.from_arrays(sites, seed=0, **how)
     run = protocol.fit(federation, folder=tmp_path / "run")
     kind: type[ClusteringProtocol] = type(protocol)
@@ -92,11 +118,17 @@ def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> Non
     for k, name in enumerate(federation.names):
         shard = federation.shards[k]
         module: Any = run.module_of(name)
-        own = module.network if scaling != "none" else module
-        score = (own(torch.as_tensor(shard.x_test)).argmax(1).numpy() == shard.y_test).mean()
+        own = module.network if prepared else module
+        held_out = torch.as_tensor(shard.test_samples)
+        for column, (mean, deviation) in enumerate(
+            zip(*run.kept_.learned.network.scale, strict=True)
+        ):
+            held_out[:, column] = (held_out[:, column] - mean) / deviation
+        answers = own(held_out.nan_to_num().float()).argmax(1).numpy()
+        score = (answers == shard.y_test).mean()
         assert score == pytest.approx(run.accuracy_[k])
     for name in names:
-        answers = run.module_of(name)(x if scaling != "none" else x.float()).argmax(1).numpy()
+        answers = run.module_of(name)(x if prepared else x.float()).argmax(1).numpy()
         assert run.classes_[answers].tolist() == expected[name]
         assert loaded.predict_samples(name, rows).tolist() == expected[name]
     run.export(tmp_path / "out", clients=names)
@@ -116,7 +148,7 @@ def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> Non
 
         loaded.export(tmp_path / "onnx", clients=names, format="onnx")
         content = json.loads((tmp_path / "onnx" / "clusters.json").read_text())
-        samples = (x.double() if scaling != "none" else x.float()).numpy()
+        samples = (x.double() if prepared else x.float()).numpy()
         for name in names:
             session = runtime.InferenceSession(str(tmp_path / "onnx" / content["own"][name]))
             outputs = session.run(None, {"samples": samples})[0]
@@ -143,14 +175,53 @@ def test_a_client_s_numbers_are_in_its_own_export_alone(own: FedAvg, tmp_path: P
             assert ("prepare.centre" in tensors) == is_own
         else:
             assert not any(str(value) in path.read_text() for value in mean.tolist())
-    spec = importlib.util.spec_from_file_location("load_own", tmp_path / "load.py")
-    assert spec is not None and spec.loader is not None
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
+    loader = loader_of(tmp_path)
     assert torch.equal(loader.load("north").centre, mean)
     for asked in ({"client": "south"}, {"cluster": 0}):
         with pytest.raises(ValueError, match=r"are beside its own model alone: export it with"):
             loader.load(**asked)
+
+
+def loader_of(folder: Path) -> Any:
+    """Return the loader of an export as a module."""
+    spec = importlib.util.spec_from_file_location("load_own", folder / "load.py")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    return loader
+
+
+def notes(answer: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Return what a function warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answer(*arguments)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("scaling", ["none", "client", BOUNDS], ids=["none", "client", "bounds"])
+@pytest.mark.filterwarnings("ignore")  # of the scales
+def test_far_values_are_noted_on_every_way(scaling: Any, tmp_path: Path) -> None:
+    has_gaps = scaling != "none"
+    sites = {name: gaps(name) for name in ("north", "south")}
+    if not has_gaps:
+        sites = {name: (x.fillna(1.0), y) for name, (x, y) in sites.items()}
+    how: Any = {"scaling": scaling, "prepare": FILLED if has_gaps else None}
+    run = FedAvg(model="linear", rounds=1).fit(Federation.from_arrays(sites, seed=0, **how))
+    run.export(tmp_path, clients=["north"])
+    loader = loader_of(tmp_path)
+    near = sites["north"][0].fillna({"age": 50.0, "dose": 200.0, "seconds": 1.7e9})
+    near["ward"] = near["ward"].where(near["ward"].isin([1, 2]), 2.0)
+    strange: list[dict[str, float]] = [{}, {"age": 1e4}, *([{"ward": 3.5}] if has_gaps else [])]
+    for other in strange:
+        rows = near.assign(**other)
+        x = torch.as_tensor(rows.to_numpy())
+        said = notes(run.predict_samples, "north", rows)
+        said += notes(loader.predict, loader.load("north"), x)
+        if has_gaps:  # else the module is the network alone
+            said += notes(run.module_of("north"), x)
+        assert len(said) == len(other) * (2 + has_gaps)
+        assert all("40 of 40 rows lie far outside of what the client trained" in s for s in said)
 
 
 def test_what_was_constant_at_a_client_decides_nothing_there(own: FedAvg) -> None:

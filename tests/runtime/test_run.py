@@ -19,7 +19,7 @@ import torch
 
 from securecluster.core import atomic_files
 from securecluster.errors import RunFolderError
-from securecluster.runtime.run import CheckpointPart, Line, Run, remove_checkpoints
+from securecluster.runtime.run import CheckpointPart, Line, Run, keep_last_round
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ def test_files_of_others_in_folders_of_checkpoints_stay(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "clock").write_text("mine")
     (tmp_path / "checkpoint-000000").symlink_to(tmp_path / "elsewhere")
     body(Run(tmp_path), State(), 6)
-    remove_checkpoints(tmp_path)
+    keep_last_round(tmp_path)
     assert [path.name for path in checkpoint.iterdir()] == ["notes"]
     assert (tmp_path / "elsewhere" / "clock").read_text() == "mine"
     (tmp_path / "checkpoint-000000").unlink()

@@ -102,6 +102,7 @@ def test_where_nobody_counts_the_report_says_so() -> None:
     assert any("which nobody counted" in text for text in found["query_view"])
 
 
+@pytest.mark.filterwarnings("ignore:on their own test samples")
 def test_what_is_counted_is_what_the_survivors_moved() -> None:
     settings = dataclasses.replace(KEYS, dropout=0.3, transcript="full")
     made = FedAvg(**{**OPTIONS, "rounds": 14, "cohort_size": 0})

@@ -20,6 +20,7 @@ from cases import SMALL_FEDERATION
 from commands import exit_of
 from rich.console import Console
 
+from securecluster import load
 from securecluster.core.serialization import fault_of
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UpdateError
@@ -129,6 +130,16 @@ def test_each_run_replays_and_resumes_by_itself(
     )
 
 
+def test_each_protocol_has_the_mean_scores_of_its_run(whole: Path) -> None:
+    for row in json.loads((whole / "compare.json").read_text())["protocols"]:
+        fitted = load(whole / row["protocol"])
+        frame = fitted.to_frame("scores")
+        for name, value in row["scores"].items():
+            assert value == pytest.approx(frame[name].mean())
+        assert row["accuracy_baseline"] == pytest.approx(frame["accuracy_baseline"].mean())
+        assert row["below_baseline"] == (frame["accuracy"] < frame["accuracy_baseline"]).sum()
+
+
 def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +156,7 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
         r"^ *local +6 +0.00 +0\.\d{3} +[01]\.\d{3} +5 +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M
     )
     assert "before" not in printed and str(tmp_path / "a") in printed
+    assert re.search(r"means of clients' scores\n.*\n *protocol +accuracy +baseline", printed)
     assert exit_of("compare fedavg local --quiet", *SMALL, "--out", tmp_path / "b") == 0
     assert capsys.readouterr() == ("", "")
 
@@ -183,17 +195,14 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
 
 
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
-    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted"]
+    given = ["--lr", "0.05", "--eps1", "0.3", "--min-size", "4"]
     names = ["cfl", "fedavg", "fedavg:lr=0.2,clip=1"]
     out = tmp_path / "r"
     assert exit_of("compare", *names, *SMALL, *given, "--quiet", "--out", out) == 0
     cfl, fedavg, variant = (
         json.loads((out / name / "config.json").read_text())["protocol"] for name in names
     )
-    assert cfl == {
-        "name": "cfl",
-        **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted").get_params(),
-    }
+    assert cfl == {"name": "cfl", **CFL(rounds=5, lr=0.05, eps1=0.3, min_size=4).get_params()}
     assert fedavg == {"name": "fedavg", **FedAvg(rounds=5, lr=0.05).get_params()}
     assert variant == {"name": "fedavg", **FedAvg(rounds=5, lr=0.2, clip=1.0).get_params()}
     rows = json.loads((out / "compare.json").read_text())["protocols"]
@@ -245,7 +254,7 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["cfl", "local", "--mask", "permutatoin"], "did you mean 'permutation'"),
         (["fedavg", "local", "--mask", "haar"], "fedavg: "),
         (["fedavg", "cfl", "--eps1", "-1"], "cfl: --eps1 = -1.0 is not possible"),
-        (["local", "cfl", "--average", "median"], "cfl: unknown --average"),
+        (["local", "cfl", "--clusterer", "median"], "cfl: unknown --clusterer"),
         (["cfl", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
         (["cfl", "fedavg", "--data", "digit"], "did you mean 'digits'"),
         (["cfl", "fedavg", "--clients", "1"], "at least two clients"),

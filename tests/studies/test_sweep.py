@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from scipy import stats
 
 import securecluster
 from securecluster import CFL, FLHC, FedAvg, Federation, LabelSwap
@@ -33,6 +34,7 @@ from securecluster.protocols.registry import PROTOCOLS
 from securecluster.studies import (
     sweep,
     sweep_latex,
+    sweep_pairs,
     sweep_plan,
     sweep_runner,
     sweep_tables,
@@ -94,6 +96,18 @@ def test_each_run_is_the_one_that_fit_makes(whole: Path) -> None:
     (line,) = [x for x in lines if (x["seed"], x["noise"], x["variant"]) == ("4", "0.5", "fedavg")]
     assert float(line["accuracy"]) == fitted.scores_.mean()
     assert float(line["worst_accuracy"]) == fitted.scores_.min() < fitted.scores_.mean()
+    frame = fitted.to_frame("scores")
+    for name in ("accuracy_baseline", "roc_auc", "log_loss"):
+        assert float(line[name]) == pytest.approx(frame[name].mean())
+    below = frame["accuracy"] < frame["accuracy_baseline"]
+    assert int(line["below_baseline"]) == below.sum() > 0
+    of_level = [x for x in lines if x["noise"] == "0.5" and x["variant"] == "fedavg"]
+    (mean,) = [
+        x for x in _table(whole / "summary.csv") if x["noise"] == "0.5" and x["variant"] == "fedavg"
+    ]
+    for name in ("below_baseline", "f1"):
+        expected = np.mean([float(x[name]) for x in of_level])
+        assert float(mean[name]) == pytest.approx(expected)
     assert (int(line["up"]), int(line["down"])) == (fitted.bytes_["up"], fitted.bytes_["down"])
     assert float(line["epsilon"]) == pytest.approx(gaussian_epsilon(math.sqrt(2) / 0.5, 1e-5))
     assert (line["mechanism"], line["clip"], line["rounds"]) == ("local", "1.0", "2")
@@ -188,6 +202,7 @@ def test_colours_are_told_apart_in_grey_and_by_the_colour_blind() -> None:
     ("variant", "name"),
     [
         ("cfl", "CFL"),
+        ("flhc:signature=gradient", "FL+HC with signatures"),
         ("cfl:sketch=64", "CFL, sketch 64"),
         ("fedavg:dp-unit=example", "FedAvg, per example"),
         ("flhc:placement=central,exact_weights=true", "FL+HC, placement central, exact weights"),
@@ -1053,3 +1068,65 @@ def test_objects_of_ones_own_are_refused() -> None:
 
     with pytest.raises(UsageError, match="model of cfl is an object"):
         sweep_plan.variant_of(CFL(model=nn.Linear(2, 2)))
+
+
+def _levels(**aris: Sequence[float]) -> list[dict[str, Any]]:
+    """Return rows of runs at one level, ARIs by variant and seed; accuracies are half of them."""
+    rows = []
+    for variant, values in aris.items():
+        rows += [
+            _row(variant=variant, seed=seed, ari=ari, accuracy=ari / 2)
+            for seed, ari in enumerate(values)
+        ]
+    return rows
+
+
+def test_paired_differences_have_the_p_values_of_wilcoxon_adjusted_by_holm() -> None:
+    first, second, third = (0.9, 0.8, 1.0, 0.7, 0.6, 0.9, 0.8), (0.5,) * 7, (0.5,) * 7
+    rows = _levels(cfl=first, flhc=second, local=third)
+    lines = sweep_pairs.paired([*rows, _row(seed=9, variant="cfl")], "accuracy")
+    assert [line["score"] for line in lines] == ["ari"] * 3 + ["accuracy"] * 3
+    (one, two, none) = lines[:3]
+    assert (one["first"], one["second"], one["seeds"]) == ("cfl", "flhc", 7)
+    assert one["difference"] == pytest.approx(np.mean(first) - 0.5)
+    assert one["p"] == stats.wilcoxon(np.subtract(first, second)).pvalue == 2 / 2**7
+    # three tests of one score: the smallest p times three, the next times two, never less than it
+    assert one["p_holm"] == two["p_holm"] == pytest.approx(6 / 2**7)
+    assert (none["p"], none["p_holm"], none["difference"]) == (1.0, 1.0, 0.0)
+    (few,) = sweep_pairs.paired(_levels(cfl=(1.0,), flhc=(0.5,)), "accuracy")[:1]
+    assert (few["p"], few["p_holm"], few["low"]) == (None, None, None)
+
+
+def test_a_curve_that_falls_with_less_noise_is_said() -> None:
+    worse = _grid({0.1: (0.2, 0.1, 0.3, 0.2, 0.2), 1: (1, 0.9, 1, 1, 1)})
+    (sentence,) = sweep_pairs.losses_with_less_noise(worse)
+    assert sentence.startswith("cfl is worse with less noise: from noise 1 to noise 0.1 its ARI")
+    better = _grid({0.1: (1, 0.9, 1, 1, 1), 1: (0.2, 0.1, 0.3, 0.2, 0.2)})
+    assert not sweep_pairs.losses_with_less_noise(better)
+    few = _grid({0.1: (0, 0), 1: (1, 1)})
+    assert not sweep_pairs.losses_with_less_noise(few), "two seeds cannot tell"
+
+
+def test_coinciding_marks_are_set_apart_and_others_stay() -> None:
+    rows = _grid({0.1: (1, 1), 1: (0.5, 0.5)})
+    rows = [row | {"variant": name} for name in ("cfl", "flhc") for row in rows]
+    rows += [row | {"variant": "local", "ari": 0.1} for row in rows[:4]]
+    for row in rows:
+        row |= {"up": 1000, "down": 10, "accuracy": 0.5}
+    means = sweep_tables.summary(rows, "accuracy")
+    assert plots._shifts(means, "noise", "ari") == {"cfl": 0, "flhc": 1, "local": 0}
+    assert plots._shifts(means, "noise", "accuracy") == {"cfl": 0, "flhc": 1, "local": 2}
+
+
+def test_a_curve_over_targets_is_of_one_algorithm(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--dp-unit", "example", "--epsilon", "1", "inf", "--seeds", "1", "--quiet"]
+    arguments = ["flhc", *SMALL, "--pre-rounds", "1", *options]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plots, "draw", lambda *_: [])
+        assert main(["sweep", *arguments, "--out", str(out)]) == 0
+    lines = _table(out / "runs.csv")
+    assert {line["variant"] for line in lines} == {"flhc:sketch=64"}
+    assert [line["chosen"] for line in lines if line["epsilon"] == "inf"] == [""]
+    assert lines[0]["chosen"] == "clip=1.0"
+    assert "FL+HC, sketch 64" in (out / "summary.tex").read_text()

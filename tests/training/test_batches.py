@@ -119,7 +119,7 @@ def test_training_draws_batches_by_labels_and_tuning_does_not() -> None:
         drawn[batches] = np.bincount(labels[rows]).tolist()
         plans = []
         train = trainer.train
-        trainer.train = lambda *a, plans=plans, train=train: plans.append(a[2]) or train(*a)
+        trainer.train = lambda *a, plans=plans, train=train, **b: plans.append(a[2]) or train(*a)
         client.tuned(client.models, 1)
         assert [plan.label_power for plan in plans] == [1.0]
     held = np.bincount(labels)

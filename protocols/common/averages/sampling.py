@@ -89,7 +89,7 @@ def check_compared(net: ServerChannel, landmarks: int | None) -> None:
     """
     clients = len(net.clients)
     compared = clients if landmarks is None else min(clients, landmarks)
-    check_pairs(compared, "let a sample of them stand for all (landmarks, --landmarks)")
+    check_pairs(compared, "let a sample of them stand for all (landmarks)")
 
 
 def check_landmarks(landmarks: int | None) -> None:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.models.objectives import Classification
 from securecluster.parties.derived import training_sizes
 from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch
 from securecluster.privacy.low_frequencies import FREQUENCIES, LowFrequencies
@@ -267,14 +266,11 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
         UsageError: the data have no classes, or signatures would be longer than what they are of.
     """
     options = method.signatures
-    if not isinstance(facts.objective, Classification):
-        others = [name for name in options.choices if name != options.signature]
-        advice = "choose another protocol, cfl say"
-        if others:
-            advice = f"take signature {others[0]}"
-        raise UsageError(
-            f"gradient signatures are of samples with classes, and these data have none: {advice}"
-        )
+    others = [name for name in options.choices if name != options.signature]
+    advice = "choose another protocol, cfl say"
+    if others:
+        advice = f"take signature {others[0]}"
+    facts.check_classes("gradient signatures are of samples with classes", advice)
     per_client = method.privacy.dp_unit == "client"
     sizes: list[int] = []
     if options.needs_samples(method):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from securecluster.clustering.noise_robust import CLUSTERERS
-from securecluster.core.validation import OneOf
+from securecluster.core.validation import IN_PYTHON, OneOf
 from securecluster.errors import UsageError
 from securecluster.privacy.compression import codecs
 from securecluster.privacy.compression.sketches import check_size
@@ -30,7 +30,7 @@ class CompressionOptions(OptionGroup):
     """cluster by sketches of this many numbers (64 to 256, for instance), which tolerate more
     noise; full updates leave in sums only
     """
-    compress: str = "none"
+    compress: Annotated[str, IN_PYTHON] = "none"
     """cluster by compressed updates: none, 8bit, 4bit, 1bit or topk:SHARE (the largest
     numbers); full updates leave in sums only
     """

@@ -8,6 +8,7 @@ multiplier. How much a run releases is found by runs without data (`dry_run`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from securecluster.core.validation import IN_PYTHON, NoiseMultiplier, Number, OneOf
 from securecluster.errors import UsageError
-from securecluster.parties.derived import CHOSEN, training_sizes, with_chosen
-from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
+from securecluster.parties.derived import CHOSEN, SCALE_NOISE, training_sizes, with_chosen
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, RowNoise
 from securecluster.privacy.dp.renyi import Step
 from securecluster.privacy.pipeline import Stage
 from securecluster.protections.registry import survivors_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from securecluster.privacy.dp.client_noise import ClientNoise
     from securecluster.privacy.dp.noise_streams import NoiseStreams
     from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
+    from securecluster.protocols.common.client import TrainingClient
 
 LOCAL = "local"
 DISTRIBUTED = "distributed"
@@ -38,19 +40,8 @@ AUTO = "auto"
 CLIP_BOUNDS = (1e-12, 1e9)
 # Smallest ratio of two noise multipliers: the price of less is too large a number.
 SMALLEST_RATIO = 1e-6
-
-
-@dataclass(frozen=True)
-class RowNoise:
-    """Clip norm and noise of a field whose rows are not updates.
-
-    Args:
-        norm: S, to which each client's row is clipped.
-        multiplier: z, the standard deviation of the noise over S.
-    """
-
-    norm: float
-    multiplier: float
+# Share of the budget that the sum of a shared scale gets, in 1/z².
+SCALE_SHARE = 0.1
 
 
 @dataclass(kw_only=True)
@@ -84,6 +75,12 @@ class PrivacyOptions(OptionGroup):
     cluster_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
     """with target_epsilon, noise multiplier of signatures and of Gram matrices, over that of
     training; below 1, what clusters follow from gets a larger share of ε
+    """
+    scale_noise: Annotated[float | None, Number(SMALLEST_RATIO, 1e6, high_in=True), IN_PYTHON] = (
+        None
+    )
+    """noise multiplier of the sums by which a run finds a shared scale of features, over that of
+    training; None spends about a tenth of the budget on them
     """
     target_epsilon: Annotated[float | None, Number(0, low_in=False)] = None
     """before the run starts, find the smallest noise with which the whole run costs at most this ε
@@ -181,7 +178,28 @@ class PrivacyOptions(OptionGroup):
 
         if self.target_epsilon is None or self.stand_ins or CHOSEN in vars(method):
             return method
-        return with_chosen(method, chosen_for(method, facts))
+        chosen = chosen_for(method, facts)
+        if facts.shares_scale and self.scale_noise is None:
+            made = with_chosen(method, chosen)
+            chosen[SCALE_NOISE] = made.privacy.scale_ratio(made, facts)
+        return with_chosen(method, chosen)
+
+    def scale_ratio(self, method: Method, facts: Facts) -> float:
+        """Return the noise multiplier of the sums of a shared scale over that of training.
+
+        Args:
+            method: whose options they are.
+            facts: of the clients and their data.
+        """
+        if self.scale_noise is not None:
+            return float(self.scale_noise)
+        # what training costs, in releases of everything
+        trained = float(method.total_rounds)
+        if self.per_example:
+            sizes = training_sizes(method, facts)
+            samples = sum(sizes) / len(sizes)
+            trained *= method.training.epochs * min(1.0, method.training.batch_size / samples)
+        return math.sqrt((1 - SCALE_SHARE) / (SCALE_SHARE * trained))
 
     def adds_noise(self, config: Mapping[str, Any]) -> bool:
         """Return whether updates, or the local training that they result from, have noise.
@@ -304,6 +322,8 @@ class PrivacyOptions(OptionGroup):
         }
         if self.per_example and self.noisy:
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
+        if facts.shares_scale:
+            resolved[SCALE_NOISE] = self.scale_ratio(method, facts) if noise else 1.0
         return resolved
 
     def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +336,13 @@ class PrivacyOptions(OptionGroup):
         """
         if self.cluster_noise == 1.0:
             del config["cluster_noise"]
+        if not facts.shares_scale:
+            del config[SCALE_NOISE]
         return config
+
+    def equip(self, method: Method, config: Mapping[str, Any], client: TrainingClient) -> None:
+        """Give clients the noise multiplier of the sums of a shared scale."""
+        client.scale_noise = float(config.get(SCALE_NOISE, 1.0))
 
     def releases(self, method: Method, facts: Facts, clients: int) -> RunReleases:
         """Return what a client releases in a whole run, at the noise multiplier 1.
@@ -328,6 +354,9 @@ class PrivacyOptions(OptionGroup):
         """
         from securecluster.parties.dry_run import run_releases
 
+        if facts.shares_scale:  # stand-ins have other numbers of samples
+            ratio = {SCALE_NOISE: self.scale_ratio(method, facts)}
+            method = type(method)(**{**method.get_params(), **ratio})
         return run_releases(method, facts, clients)
 
     def smallest_noise(self, method: Method, facts: Facts, sizes: Sequence[int]) -> float:

@@ -58,7 +58,7 @@ class SumOptions(option_group.OptionGroup):
     for each of them. None is the number of clients that a round asks, or a third of them where it
     asks all, up to ten; 0 is no cohorts (the report says how many clients can be solved for)
     """
-    least_members: Annotated[int, AtLeast(MINIMUM)] = MINIMUM
+    least_members: Annotated[int, AtLeast(MINIMUM), IN_PYTHON] = MINIMUM
     """secure sums only: members and survivors of the smallest sum that clients take part in. In a
     sum of n, n - 1 members that work together read the other's update, so against t of them take
     t + 2. Clients of smaller clusters train alone, or the server forms none

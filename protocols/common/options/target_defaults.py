@@ -68,6 +68,8 @@ MECHANISMS: tuple[Mapping[str, Any], ...] = (
     {"signature": "gradient"},
     {"sketch": power_check.SKETCHED},
 )
+# options that make another algorithm of a method
+ALGORITHM = frozenset[str]().union(*MECHANISMS)
 # options that are the noise of what clusters follow from over that of training, by kinds of rows
 RATIOS: Mapping[str, tuple[str, ...]] = {
     power_check.DESCRIPTOR: ("descriptor_noise", "cluster_noise"),

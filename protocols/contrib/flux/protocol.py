@@ -197,11 +197,7 @@ class FLUX(fl.ClusteringProtocol):
         Raises:
             UsageError: samples have no classes, or the network no dense layer.
         """
-        if not isinstance(facts.objective, fl.Classification):
-            raise fl.UsageError(
-                "FLUX describes samples by class, and these have none: choose another protocol, "
-                "cfl say"
-            )
+        facts.check_classes("FLUX describes samples by class", "choose another protocol, cfl say")
         model = fl.initial_model(self, facts)
         if latent_layer(model.module) is None:
             raise fl.UsageError(

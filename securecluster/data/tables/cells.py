@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,10 +171,7 @@ def numbers(
     cells = table.column(name)
     mark = None
     if _is_text(cells.type):
-        trimmed = compute.utf8_trim_whitespace(cells)
-        texts = arrow.array(["", *(MISSING if missing is None else missing)], trimmed.type)
-        cells = compute.if_else(compute.is_in(trimmed, texts), None, trimmed)
-        cells, mark = _parsed(table, name, cells)
+        cells, mark = _of_text(table, name, cells, missing)
     elif not is_numeric(cells.type):
         raise ColumnError(f"column {name!r}", f"holds {content(cells.type)}, not numbers", ADVICE)
     if arrow.types.is_integer(cells.type):
@@ -184,9 +181,89 @@ def numbers(
             raise _too_long(name, str(max(sizes)))
         if not cells.null_count and max(sizes, default=0) <= EXACT_IN_SINGLE:
             return cells.to_numpy().astype(np.float32), mark
+    precision: Any = np.float64
     if cells.type in (arrow.float16(), arrow.float32()):
-        return np.asarray(cells.to_numpy(), np.float32), mark
-    return np.asarray(cells.cast(arrow.float64(), safe=False).to_numpy(), np.float64), mark
+        precision = np.float32
+    else:
+        cells = cells.cast(arrow.float64(), safe=False)
+    values = np.asarray(cells.to_numpy(), precision)
+    if np.isinf(values).any():
+        row = int(np.argmax(np.isinf(values)))
+        text = f"holds {table.column(name)[row].as_py()!r} ({table.place(row)}), which is no number"
+        raise ColumnError(f"column {name!r}", text, "leave the cell empty, or drop these rows")
+    return values, mark
+
+
+def _of_text(
+    table: Table, name: str, cells: Any, missing: Sequence[str] | None
+) -> tuple[Any, str | None]:
+    """Return cells of text as numbers or booleans (pyarrow), null for gaps, and their decimal mark.
+
+    Args:
+        table: of the cells.
+        name: of their column.
+        cells: as they lie there.
+        missing: as for `numbers`.
+
+    Raises:
+        ColumnError: they are others.
+    """
+    compute = need("pyarrow.compute")
+    plain = _plain(cells)
+    if plain is None:
+        trimmed = compute.utf8_trim_whitespace(cells)
+        texts = gap_texts(missing, trimmed.type)
+        cells = compute.if_else(compute.is_in(trimmed, texts), None, trimmed)
+        plain = _plain(cells)
+    return plain or _parsed(table, name, cells)
+
+
+def gap_texts(missing: Sequence[str] | None, kind: Any = "string") -> Any:
+    """Return the texts that stand for a missing value (pyarrow).
+
+    Args:
+        missing: those that the user names; None is `MISSING`.
+        kind: of text.
+    """
+    return need("pyarrow").array(["", *(MISSING if missing is None else missing)], kind)
+
+
+def _plain(cells: Any) -> tuple[Any, str | None] | None:
+    """Return cells of text as numbers, and their decimal mark, where no cell is in doubt.
+
+    Args:
+        cells: null where a value is missing (pyarrow).
+
+    Returns:
+        None where `_parsed` has to look closer.
+    """
+    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    try:
+        floats = cells.cast(arrow.float64())
+    except arrow.ArrowInvalid:
+        return None
+    values = (floats.drop_null() if floats.null_count else floats).to_numpy()
+    # not of NaN, which pyarrow reads as a number
+    is_exact = len(values) and values.min() >= -EXACT and values.max() <= EXACT
+    if not is_exact:
+        return None
+    may_be_codes = (values == np.trunc(values)).any()
+    if may_be_codes and _first(compute.match_substring_regex(cells, CODE)) is not None:
+        return None
+    return floats, None if _first(compute.match_substring(cells, ".")) is None else POINT
+
+
+def mark_faults(marks: Mapping[str, str | None]) -> list[ColumnError]:
+    """Return the fault of columns of which some have decimal points and others commas, if any.
+
+    Args:
+        marks: decimal mark of each column by its name.
+    """
+    names_of_marks = {mark: name for name, mark in reversed([*marks.items()])}
+    if not {POINT, COMMA} <= names_of_marks.keys():
+        return []
+    subject = f"columns {names_of_marks[POINT]!r} and {names_of_marks[COMMA]!r}"
+    return [ColumnError(subject, "have decimal points and decimal commas", "use one of them")]
 
 
 ADVICE = "drop it (drop_columns), or encode it as numbers"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,13 +21,22 @@ from securecluster.data.class_names import (
     spelled,
 )
 from securecluster.data.feature_columns import listed, order
+from securecluster.data.plausibility import MANY
 from securecluster.data.pools import Labels, reading
 from securecluster.data.scaling import Categories
+from securecluster.data.splits import FIFTH, Split
 from securecluster.data.tables import cells
 from securecluster.data.tables.coded import coded
 from securecluster.data.tables.images import images
 from securecluster.data.tables.parts import ColumnError, Table
 from securecluster.errors import UsageError
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    Binary,
+    MultiLabel,
+    Objective,
+    Regression,
+)
 
 ROWS_OF_BLOCK = 4096  # rows of a table of numbers that are put together at once
 
@@ -40,7 +50,8 @@ class Roles:
 
     Args:
         client: column with the name of each row's client; `@file` or `@folder` is where it lies.
-        label: column with the labels.
+        label: column with the labels, or several of targets: a list, or a text with commas where
+            no column is called so.
         truth: column with each client's true cluster, or None.
         features: columns that are features, in this order; None is all other columns.
         drop: columns that are no features.
@@ -48,20 +59,32 @@ class Roles:
             that are usual (`cells.MISSING`).
         prepare: the categories of some columns, by their names, where gaps are filled and texts are
             categories; None where they are faults.
+        task: objective of training; None where the labels choose it.
+        weight: column with the weight of each row in training, or None.
+        test: which rows are held out.
     """
 
     client: str
-    label: str
+    label: str | Sequence[str]
     truth: str | None = None
     features: Sequence[str] | None = None
     drop: Sequence[str] = ()
     missing: Sequence[str] | None = None
     prepare: Mapping[str, Categories] | None = None
+    task: Objective | None = None
+    weight: str | None = None
+    test: Split = FIFTH
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the columns to learn."""
+        return named_columns(self.label)
 
     @property
     def wanted(self) -> list[str]:
         """Return the columns that the user names."""
-        named = [self.client, self.label, self.truth, *(self.features or ()), *self.drop]
+        roles = (self.client, *self.labels, self.truth, self.weight, self.test.column)
+        named = [*roles, *(self.features or ()), *self.drop]
         return [name for name in named if name is not None]
 
 
@@ -73,10 +96,14 @@ class ClientColumns:
         clients: samples (X, y) of each client by its name, as text or a whole float.
         truth: true cluster of each client by its name, or None if it is unknown.
         columns: names of the feature columns.
-        classes: the labels, in the order of the class numbers in y.
+        classes: the labels, in the order of the class numbers in y; or the names of the targets.
         doubts: what may be a mistake of the user's, as sentences.
         categories: of each feature, where gaps are to be filled.
         counted: whether some of them were found in the rows.
+        objective: of training.
+        task_counted: whether it was chosen by the rows.
+        weights: of each client's rows by its name, or None.
+        split: which rows of each client are held out, with their values by the client's name.
     """
 
     clients: dict[str | float, tuple[NDArray[Any], Labels]]
@@ -86,10 +113,22 @@ class ClientColumns:
     doubts: tuple[str, ...] = ()
     categories: tuple[Categories, ...] = ()
     counted: bool = False
+    objective: Objective = CLASSIFICATION
+    task_counted: bool = False
+    weights: dict[str | float, Array] | None = None
+    split: Split = FIFTH
 
 
 class _Faults(list[ColumnError]):
-    """Faults of the columns of a table, of which none keeps the others from being found."""
+    """Faults of the columns of a table, of which none keeps the others from being found.
+
+    Attributes:
+        doubts: what else may be a mistake, as sentences.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubts: list[str] = []
 
     def without(self, read: Callable[..., Value], *arguments: Any) -> Value | None:
         """Return what a function returns; None where it finds a fault, which is kept.
@@ -117,23 +156,27 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     Raises:
         UsageError: columns or values that cannot be used, all of them in one sentence.
     """
+    roles = replace(roles, label=labels_in(table, roles.label))
     roles_of, selected, dropped = _checked(table, roles)
     faults = _Faults()
     clients = faults.without(_values, table, roles.client, roles.missing)
-    labels = faults.without(_values, table, roles.label, roles.missing)
-    numbered = labels and faults.without(_numbered, table, roles.label, labels, clients, classes)
+    learned = _learned(table, roles, clients, classes, faults)
     clusters = None
     if roles.truth is not None:
         values = faults.without(_values, table, roles.truth, roles.missing)
         clusters = (
             clients and values and faults.without(_truth, table, clients, values, roles.truth)
         )
+    weights = None
+    if roles.weight is not None:
+        weights = faults.without(cells.numbers, table, roles.weight, roles.missing)
     excluded = {*roles_of, *dropped}
     features = _features(table, excluded, selected, roles, faults)
-    if clients is None or numbered is None or features is None:
+    sides = faults.without(_sides, table, roles)
+    if learned is None or clients is None or features is None or faults:
         raise table.refused(faults)
     names, client_of_row = clients
-    y, found = numbered
+    y, found, trained = learned
     x, columns, categories = features
     # stable, so that a client's rows remain in the order of the files; sorting numbers of 16 bits
     # takes time in proportion to the rows
@@ -142,19 +185,179 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     ends = np.cumsum(np.bincount(client_of_row))[:-1]
     pairs = zip(np.split(x[by_client], ends), np.split(y[by_client], ends), strict=True)
     samples = {_key(name): pair for name, pair in zip(names, pairs, strict=True)}
+    split = roles.test
+    if sides is not None:
+        of_clients = np.split(sides[by_client], ends)
+        split = split.with_values({_key(n): v for n, v in zip(names, of_clients, strict=True)})
     given = {name for name, kinds in (roles.prepare or {}).items() if kinds}
     counted = any(
         kinds and name not in given for name, kinds in zip(columns, categories, strict=False)
     )
-    return ClientColumns(samples, clusters, columns, found, _left_out(table), categories, counted)
+    weights_of = None
+    if weights is not None:
+        split = np.split(weights[0][by_client], ends)
+        weights_of = dict(zip(samples, split, strict=True))
+    doubts = [*_left_out(table), *faults.doubts]
+    chosen = roles.task is None and not trained.one_label
+    if chosen:
+        doubts.append(_chosen(roles, trained))
+    return ClientColumns(
+        samples,
+        clusters,
+        columns,
+        found,
+        tuple(doubts),
+        categories,
+        counted,
+        objective=trained,
+        task_counted=chosen,
+        weights=weights_of,
+        split=split,
+    )
 
 
-def _left_out(table: Table) -> tuple[str, ...]:
-    """Return a doubt about the files of a folder that are no part of its table."""
-    if not table.left_out:
-        return ()
-    names = listed([path.name for path in table.left_out], 12)
-    return (f"{table.title} has files that are not read, since they are no tables: {names}",)
+def _sides(table: Table, roles: Roles) -> Array | None:
+    """Return what says of each row which side of the split it is on, (n,); None for nothing.
+
+    Raises:
+        ColumnError: values that are missing, or times that are no numbers or dates.
+    """
+    if not roles.test.given:
+        return None
+    name = roles.test.column
+    if name is None:
+        return roles.test.values_of("the table", table.rows)
+    if roles.test.time is None:
+        return np.asarray(cells.role(table, name, roles.missing).to_numpy(zero_copy_only=False))
+    try:
+        times, _ = coded(table, name, roles.missing, None, False)
+    except ColumnError as fault:
+        raise ColumnError(fault.subject, fault.text, "give numbers or dates") from None
+    cells.check_complete(table, name, times)
+    return times
+
+
+def _chosen(roles: Roles, trained: Objective) -> str:
+    """Return a sentence on a task that the labels chose."""
+    reason = "holds numbers that are not whole"
+    if len(roles.labels) > 1:
+        reason = "are several" if trained.kind == Regression.kind else "are of 0 and 1"
+    return (
+        f"the label {listed(roles.labels)} {reason}, so the task is {trained.kind}: say it (task), "
+        "or name the classes (classes) of one column if its numbers are codes"
+    )
+
+
+def _learned(
+    table: Table,
+    roles: Roles,
+    clients: tuple[Array, Labels] | None,
+    classes: ClassNames | None,
+    faults: _Faults,
+) -> tuple[Array, ClassNames, Objective] | None:
+    """Return the target of each row, the names of the classes or targets, and the objective.
+
+    Args:
+        table: with the columns.
+        roles: of its columns.
+        clients: distinct names, and each row's position among them; None where they have faults.
+        classes: names that the user gives, or None.
+        faults: to which those of the labels are added.
+
+    Returns:
+        None where there are faults.
+
+    Raises:
+        UsageError: several columns for a task of one.
+    """
+    names = roles.labels
+    one_label = roles.task is None or roles.task.one_label
+    if len(names) > 1 and roles.task is not None and one_label:
+        raise UsageError(
+            f"the task {roles.task.kind} learns one column, and {len(names)} are named: take "
+            "multilabel or regression"
+        )
+    if len(names) > 1 or not one_label:
+        return _targets(table, roles, faults)
+    labels = faults.without(_values, table, names[0], roles.missing)
+    if labels is None:
+        return None
+    values = labels[0].tolist()
+    # fewer different ones may be codes
+    is_number = len(values) > MANY and fractional(values) is not None
+    if roles.task is None and classes is None and is_number:
+        return _targets(table, roles, faults)
+    numbered = faults.without(_numbered, table, names[0], labels, clients, classes)
+    if numbered is None:
+        return None
+    y, found = numbered
+    trained = roles.task or CLASSIFICATION
+    if trained.kind == Binary.kind and len(found) != 2:
+        faults.append(
+            ColumnError(
+                f"column {names[0]!r}",
+                f"has {len(found)} classes, and the task binary two",
+                "take the task classification",
+            )
+        )
+        return None
+    return y, found, trained
+
+
+def _targets(
+    table: Table, roles: Roles, faults: _Faults
+) -> tuple[Array, ClassNames, Objective] | None:
+    """Return targets that are numbers of each row (n, k), the names of their columns, and the task.
+
+    Args:
+        table: with the columns.
+        roles: of its columns.
+        faults: to which those of the targets are added.
+    """
+    before = len(faults)
+    columns = _numbers(table, roles.labels, roles.missing, faults)
+    if len(faults) > before:
+        return None
+    rows = _stacked(columns).astype(np.float64)
+    trained = roles.task
+    if trained is None:
+        trained = MultiLabel() if np.isin(rows, (0, 1)).all() else Regression()
+    for name, values in zip(roles.labels, rows.T, strict=True):
+        if len(np.unique(values)) < 2:
+            text = "has the same value in every row, so there is nothing to learn"
+            faults.append(ColumnError(f"column {name!r}", text, "choose another label"))
+        elif isinstance(trained, MultiLabel) and not np.isin(values, (0, 1)).all():
+            text = "holds other values than 0 and 1, which labels of the task multilabel are"
+            faults.append(ColumnError(f"column {name!r}", text, "mark them, or take another task"))
+    return None if len(faults) > before else (rows, roles.labels, trained)
+
+
+def named_columns(label: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that a user names: a list of them, or a text with commas."""
+    if isinstance(label, str):
+        return tuple(name.strip() for name in label.split(","))
+    return tuple(label)
+
+
+def labels_in(table: Table, label: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the columns to learn; one that is called as the user names all is that one, commas
+    and all.
+    """
+    if isinstance(label, str) and label in table.parts[0].names:
+        return (label,)
+    return named_columns(label)
+
+
+def _left_out(table: Table) -> list[str]:
+    """Return doubts about the files of a folder of which nothing is in its table."""
+    others = [path.name for path in table.left_out]
+    empty = [Path(part.title).name for part in table.parts if not part.rows]
+    reasons = {"are not read, since they are no tables": others, "have no rows": empty}
+    return [
+        f"{table.title} has files that {reason}: {listed(names, 12)}"
+        for reason, names in reasons.items()
+        if names
+    ]
 
 
 def _checked(
@@ -165,12 +368,14 @@ def _checked(
     Raises:
         UsageError: roles that do not go together, columns that there are not, or no rows.
     """
-    names_of_roles = [roles.client, roles.label]
-    if roles.truth is not None:
-        names_of_roles.append(roles.truth)
+    names_of_roles = [roles.client, *roles.labels]
+    more = (roles.truth, roles.weight, roles.test.column)
+    names_of_roles += [name for name in more if name is not None]
     if len(set(names_of_roles)) < len(names_of_roles):
         raise UsageError(
-            f"client, label and truth are different columns, not {', '.join(names_of_roles)}"
+            "client, label, truth, weight and what says which rows are held out are different "
+            "columns, not "
+            f"{', '.join(names_of_roles)}"
         )
     selected = None
     if roles.features is not None:
@@ -236,9 +441,8 @@ def _numbered(
     if fraction is not None:
         raise ColumnError(
             subject,
-            f"holds numbers that are not whole, such as {shown(fraction)}, and labels are classes; "
-            "to predict numbers (regression) is not supported yet",
-            "group them, or, if they are codes of classes, name them all (classes)",
+            f"holds numbers that are not whole, such as {shown(fraction)}, and labels are classes",
+            "take the task regression, or, if they are codes of classes, name them all (classes)",
         )
     typed = None if classes is None else in_type_of(classes, values)
     pair = alike(values.tolist(), typed)
@@ -328,6 +532,9 @@ def _features(
     if selected is None:
         # pandas writes its row numbers under this name
         names = [name for name in names if not name.startswith("__index_level_")]
+        if "" in names:
+            advice = "name it, or leave it out (drop_columns '')"
+            faults.append(ColumnError("a column", "has values and no name", advice))
     if not names:
         others = ", ".join(sorted(excluded))
         raise UsageError(f"{table.title} has no feature column besides {others}: add some")
@@ -358,15 +565,17 @@ def _coded(
     left = [name for name in names if name not in given]
     if left and None in given.values():  # a transformer of columns, which names all
         raise UsageError(f"prepare does not name {listed(left)}: name them, or drop them")
-    found = []
+    found = {}
     for name in names:
         column = faults.without(coded, table, name, roles.missing, given.get(name), True)
         if column is not None:
-            found.append(column)
+            found[name] = column
+    faults += cells.mark_faults({name: column.mark for name, column in found.items()})
     if faults:
         return None
-    values = _stacked([values for values, _ in found])
-    return values, tuple(names), tuple(kinds for _, kinds in found)
+    faults.doubts += [column.doubt for column in found.values() if column.doubt]
+    values = _stacked([column.values for column in found.values()])
+    return values, tuple(names), tuple(column.categories for column in found.values())
 
 
 def _numbers(
@@ -381,18 +590,14 @@ def _numbers(
         faults: to which those of the columns are added.
     """
     columns = []
-    names_of_marks: dict[str | None, str] = {}
+    marks = {}
     for name in names:
         column = faults.without(cells.numbers, table, name, missing)
         if column is not None:
-            values, mark = column
-            names_of_marks.setdefault(mark, name)
+            values, marks[name] = column
             columns.append(values)
             faults.without(cells.check_complete, table, name, values)
-    if {cells.POINT, cells.COMMA} <= names_of_marks.keys():
-        subject = f"columns {names_of_marks[cells.POINT]!r} and {names_of_marks[cells.COMMA]!r}"
-        text = "have decimal points and decimal commas"
-        faults.append(ColumnError(subject, text, "use one of them"))
+    faults += cells.mark_faults(marks)
     return columns
 
 
@@ -442,8 +647,8 @@ def _column_names(option: str, value: Sequence[str], roles: Sequence[str]) -> tu
     taken = [name for name in columns if name in roles]
     if taken:
         raise UsageError(
-            f"column {taken[0]!r} names the client, the label or the true cluster: leave it out of "
-            f"{option}"
+            f"column {taken[0]!r} names the client, the label, the true cluster or held-out rows: "
+            f"leave it out of {option}"
         )
     if not columns and option == "feature_columns":
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from securecluster.core.optional_packages import need
 from securecluster.data.feature_columns import listed
 from securecluster.data.tables import cells
 from securecluster.data.tables.parts import ColumnError, Table
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 SHOWN = 20  # clients, files or columns that are listed
 
@@ -80,6 +83,24 @@ def _counted(labels: NDArray[Any], counts: NDArray[np.int64]) -> list[str]:
     """Return labels with how often they occur, those that do not left out."""
     pairs = zip(labels, counts, strict=True)
     return [f"{label!s} {count}" for label, count in pairs if count]
+
+
+def sides(federation: Federation) -> Iterator[str]:
+    """Yield how many rows of each class each client trains on, and how many are held out.
+
+    Args:
+        federation: made of the table.
+    """
+    labels = np.asarray(federation.class_names or range(federation.classes))
+    clients = list(zip(federation.names, federation.shards, strict=True))
+    for name, shard in clients[:SHOWN]:
+        of_sides = []
+        for rows, side in ((shard.y, "trained on"), (shard.y_test, "held out")):
+            counts = np.bincount(rows, minlength=len(labels))
+            classes = f" ({listed(_counted(labels, counts), SHOWN)})" if len(rows) else ""
+            of_sides.append(f"{len(rows)} {side}{classes}")
+        yield f"  {name}: {', '.join(of_sides)}"
+    yield from _more(len(clients), "clients")
 
 
 def _column(table: Table, name: str, missing: Sequence[str] | None) -> str:

@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ LOOSE = (".txt", ".data")  # tables where no file of a folder has a name of a ta
 SEPARATORS = ",;\t|"
 MOST_QUOTED = 120  # letters of another package's error
 BLOCK = 1 << 23  # bytes that are parsed at once, of which the longest line is a part
+BEGINNING = 1 << 16  # bytes by whose lines, and two more, separators are told
+# what a text begins with that is not in UTF-8, the longer ones first
+MARKS = dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32")
+MARKS |= dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")
 
 
 def file_table(path: Path, wanted: Sequence[str] = ()) -> Table:
@@ -100,6 +105,8 @@ def _part(file: Path, lies_in: tuple[str, str], wanted: Sequence[str]) -> Part:
     try:
         with file.open("rb") as stream:
             begin = stream.read(4)
+        if not begin:
+            raise UsageError(f"{file} is empty: leave it out, or write it again")
         if begin == b"PAR1" or _suffix(file) in PARQUET:
             return parquet_part(file, lies_in)
         unit = "line"
@@ -117,11 +124,15 @@ def _part(file: Path, lies_in: tuple[str, str], wanted: Sequence[str]) -> Part:
     first = [str(values[0]).strip() for values in cells.columns if len(values)]
     has_header = _names_columns(first, wanted)
     names = tuple(first) if has_header else tuple(cells.column_names)
-    columns = dict(zip(names, cells.slice(1).columns if has_header else cells.columns, strict=True))
+    rows = cells.slice(1) if has_header else cells
+    # what a separator at the end of each line makes is no column
+    kept = [k for k, name in enumerate(names) if name or not _is_blank(rows.column(k))]
+    names = tuple(names[k] for k in kept)
+    columns = dict(zip(names, [rows.column(k) for k in kept], strict=True))
     return Part(
         title=str(file),
         names=names,
-        rows=cells.num_rows - has_header,
+        rows=rows.num_rows,
         read=columns.__getitem__,
         is_text=True,
         first=1 + has_header,
@@ -129,6 +140,12 @@ def _part(file: Path, lies_in: tuple[str, str], wanted: Sequence[str]) -> Part:
         headless=not has_header,
         lies_in=lies_in,
     )
+
+
+def _is_blank(cells: Any) -> bool:
+    """Return whether cells of text (pyarrow) have nothing but blanks."""
+    compute = need("pyarrow.compute")
+    return not compute.any(compute.not_equal(compute.utf8_trim_whitespace(cells), "")).as_py()
 
 
 def _names_columns(first: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -155,7 +172,8 @@ def _sheet(file: Path) -> Any:
         )
     except Exception as error:  # of whatever a damaged file makes it meet
         reason = f"{type(error).__name__} {error}"[:MOST_QUOTED]
-        raise UsageError(f"{file} cannot be read as Excel ({reason}): write it again") from None
+        advice = "write it again, or unpack it if it is another archive"
+        raise UsageError(f"{file} cannot be read as Excel ({reason}): {advice}") from None
     filled = {name: frame for name, frame in sheets.items() if frame.size}
     if len(filled) != 1:
         names = listed([repr(name) for name in filled]) or "none"
@@ -180,24 +198,72 @@ def _text(file: Path, begin: bytes, wanted: Sequence[str]) -> Any:
         wanted: as for `file_table`.
     """
     arrow = need("pyarrow")
-    compression = "gzip" if begin.startswith(b"\x1f\x8b") else None
-
-    def opened() -> Any:
-        return arrow.input_stream(str(file), compression=compression)
-
+    opened = _opener(file, begin)
     with opened() as stream:
         first_lines = stream.read(BLOCK)
-    width, separator = _separator(first_lines, wanted)
-    if width < 2:
-        frame = need("pandas").read_csv(
-            opened(), sep=r"\s+", header=None, dtype=str, keep_default_na=False
+    if b"\0" in first_lines.partition(b"\n")[0]:
+        raise UsageError(
+            f"{file} has zeros in its first line, so it is no text, or in UTF-16 without a mark: "
+            "save it as UTF-8"
         )
-        return _of_frame(frame)
+    width = 0
     try:
+        width, separator = _separator(first_lines, wanted)
+        if width < 2:
+            frame = need("pandas").read_csv(
+                opened(), sep=r"\s+", header=None, dtype=str, keep_default_na=False
+            )
+            return _of_frame(frame)
         return _parsed("read_csv", opened(), separator, width)
-    except arrow.ArrowInvalid:
+    except (arrow.ArrowInvalid, UnicodeDecodeError):
+        _check_encoding(file, opened)
+        if width < 2:
+            raise
         # a single thread counts the lines, of which it says the first that is no part of the table
         return _parsed("read_csv", opened(), separator, width, use_threads=False)
+
+
+def _opener(file: Path, begin: bytes) -> Callable[[], Any]:
+    """Return a function that opens a text file as UTF-8, whatever its byte order mark says.
+
+    Args:
+        file: its path.
+        begin: its first bytes, which tell whether it is compressed.
+    """
+    arrow = need("pyarrow")
+    compression = "gzip" if begin.startswith(b"\x1f\x8b") else None
+    opened = partial(arrow.input_stream, str(file), compression=compression)
+    with opened() as stream:
+        mark = stream.read(4)
+    encodings = [name for bytes_of_mark, name in MARKS.items() if mark.startswith(bytes_of_mark)]
+    if not encodings:
+        return opened
+    return lambda: arrow.transcoding_input_stream(opened(), encodings[0], "utf-8")
+
+
+def _check_encoding(file: Path, opened: Callable[[], Any]) -> None:
+    """Raise UsageError for a text that is not in UTF-8, with its first such line.
+
+    No other encoding is certain: each has a letter for most bytes.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line, block = 1, b"\n"
+    with opened() as stream:
+        while block:
+            block = stream.read(BLOCK)
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                before, after = error.object[: error.start], error.object[error.start :]
+                line += before.count(b"\n")
+                beside = before.splitlines()[-1:] if not before.endswith(b"\n") else []
+                near = b"".join(beside)[-12:] + after[:12].splitlines()[0]
+                raise UsageError(
+                    f"{file} is not in UTF-8: line {line} has the byte 0x{after[0]:02X}, in "
+                    f"Windows-1252 {near.decode('cp1252', 'replace')!r}: save it as UTF-8 (in "
+                    "Excel, CSV UTF-8)"
+                ) from None
+            line += block.count(b"\n")
 
 
 def _parsed(
@@ -241,9 +307,12 @@ def _separator(first_lines: bytes, wanted: Sequence[str]) -> tuple[int, str]:
         wanted: columns that it should have.
     """
     arrow = need("pyarrow")
-    codecs.getincrementaldecoder("utf-8")().decode(first_lines)
-    if len(first_lines) == BLOCK:
+    more = first_lines[BEGINNING:].split(b"\n", 2)
+    if len(more) > 2:
+        first_lines = first_lines[:BEGINNING] + b"\n".join(more[:2])
+    elif len(first_lines) == BLOCK:
         first_lines = first_lines.rpartition(b"\n")[0] or first_lines
+    codecs.getincrementaldecoder("utf-8")().decode(first_lines)
     ranks = []
     for separator in SEPARATORS:
         ragged: list[Any] = []

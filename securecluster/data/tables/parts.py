@@ -9,6 +9,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from securecluster.core.optional_packages import need
 from securecluster.data.pools import cells_of, open_parquet
 from securecluster.errors import UsageError, unknown
@@ -144,8 +147,11 @@ class Table:
 
     @staticmethod
     def _read(part: Part, name: str) -> Any:
-        if name not in (FILE, FOLDER):
+        if name in part.names:
             return part.read(name)
+        if name not in (FILE, FOLDER):
+            where = Path(part.title).name
+            raise ColumnError(f"column {name!r}", f"is not in {where}", "drop it, or add it there")
         value = part.lies_in[name == FOLDER]
         return need("pyarrow").chunked_array([[value] * part.rows], "string")
 
@@ -177,6 +183,13 @@ class Table:
             texts.append(f"and {len(faults) - SHOWN} more")
         advice = "; ".join(dict.fromkeys(fault.advice for fault in faults[:SHOWN]))
         return UsageError(f"{self.title} has {len(faults)} faults, {'; '.join(texts)}: {advice}")
+
+
+def followed_by(first: Table, second: Table) -> tuple[Table, NDArray[np.bool_]]:
+    """Return the rows of two tables, and which are of the second, (n,)."""
+    left_out = [*first.left_out, *second.left_out]
+    table = Table(first.title, [*first.parts, *second.parts], left_out)
+    return table, np.arange(table.rows) >= first.rows
 
 
 def _joined(name: str, cells: Sequence[Any]) -> Any:

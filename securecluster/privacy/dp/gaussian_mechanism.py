@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from securecluster.core.floating_point import margin
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
 
 # Two rows of norm S differ by up to 2S, one and a blanked one (zeros) by S.
 REPLACE = 2.0
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """Clip norm and noise of a field whose rows are not updates.
+
+    Args:
+        norm: S, to which each client's row is clipped.
+        multiplier: z, the standard deviation of the noise over S.
+    """
+
+    norm: float
+    multiplier: float
 
 
 class Clip:

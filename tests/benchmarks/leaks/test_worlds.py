@@ -16,9 +16,10 @@ from benchmarks.leaks.worlds import Finding
 from securecluster.core.option_groups import group, grouped
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
+from securecluster.privacy.dp.gaussian_mechanism import RowNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, SRFCA, RandomClusters
-from securecluster.protocols.common.options.privacy_options import PrivacyOptions, RowNoise
+from securecluster.protocols.common.options.privacy_options import PrivacyOptions
 
 CLIENTS, CONFIDENCE = 120, 0.99
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from securecluster import Federation
 from securecluster.data.facts import check_private_statistics
 from securecluster.data.tables.coded import rows
 from securecluster.data.tables.parts import frame_table
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 
 GENERATOR = np.random.default_rng(0)
 ROWS = 60
@@ -167,3 +168,91 @@ def test_sentences_are_no_categories() -> None:
     long = pd.concat([table, table.assign(note=[f"more {k}" for k in range(ROWS)])])
     with pytest.raises(UsageError, match="holds 120 different texts, such as 'more 0'"):
         Federation.from_frame(long, client="site", label="ill", prepare="auto", seed=0)
+
+
+NUMBERS = [str(k) for k in range(30, 90)]
+READ: dict[str, tuple[list[str], list[float] | None]] = {  # of `auto`: numbers, or None for texts
+    "blanks and no-break spaces": ([f"\u00a0{k} " for k in NUMBERS], list(range(30, 90))),
+    "a day, an hour, a zone": (
+        [f"2024-01-02T{k % 24:02d}:30:00+02:00" for k in range(60)],
+        [19724 + (k % 24 - 1.5) / 24 for k in range(60)],
+    ),
+    "truth": (["TRUE", "False", "true"] * 20, [1, 0, 1] * 20),
+    "codes": (["0121", "0345"] * 30, None),
+    "yes and no": (["yes", "no", "?"] * 20, None),
+}
+REFUSED = {
+    "points and commas": ["1.5", "2,5"] * 30,
+    "thousands": [f"{k},000.5" for k in NUMBERS],
+    "thousands with points": [f"{k}.000,5" for k in NUMBERS],
+    "thousands with blanks": [f"{k}\u00a0000" for k in NUMBERS],
+    "some with thousands": ["1,000", "12"] * 30,
+    "percent": [f"{k} %" for k in NUMBERS],
+    "a unit": [f"{k} mg" for k in NUMBERS],
+    "a word among numbers": ["unknown", *NUMBERS[1:]],
+    "below a limit": ["<0.5", *NUMBERS[1:]],
+    "another minus": [f"\u2212{k}" for k in NUMBERS],
+    "infinite": ["inf", *NUMBERS[1:]],
+    "beyond all numbers": ["1e400", *NUMBERS[1:]],
+    "days in two forms": ["2024-01-31", "31.01.2024"] * 30,
+    "days as in no calendar": ["2024-02-28", "2024-02-30"] * 30,
+    "days as in America": [f"{1 + k % 12}/{1 + k % 28}/2024" for k in range(60)],
+    "times": [f"{k % 24}:30" for k in range(60)],
+    "case": ["yes", "Yes", "no"] * 20,
+    "blanks within": ["a b", "a  b"] * 30,
+    "accents in two forms": ["K\u00f6ln", "Ko\u0308ln"] * 30,
+}
+
+
+def with_column(values: list[str], folder: Path, **more: Any) -> Federation:
+    """Return the federation of a file with one more column, `x`."""
+    path = folder / "rows.csv"
+    TABLE[["site", "age", "ill"]].assign(x=values).to_csv(path, index=False)
+    roles: Any = {"client_column": "site", "label_column": "ill", "prepare": "auto", "seed": 0}
+    return Federation.from_csv(path, **{**roles, **more})
+
+
+@pytest.mark.parametrize("case", READ)
+def test_cells_that_are_certain_are_read(case: str, tmp_path: Path) -> None:
+    texts, values = READ[case]
+    federation = with_column(texts, tmp_path)
+    assert federation.scaling is not None
+    kinds = federation.scaling.categories[1]
+    expected = None if values else tuple(sorted({*texts} - {"?"}))
+    assert kinds == expected
+    if values:
+        shard = federation.shards[0]
+        assert shard.seen is not None
+        of_site = np.array(values)[::3][federation_order("a", 20)[: len(shard.y)]]
+        np.testing.assert_allclose(shard.seen[:, 1], [of_site.min(), of_site.max()])
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_cells_that_are_not_are_refused_with_their_line(case: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"column 'x' of .*rows.csv holds .*\(line \d+\)"
+    ) as caught:
+        with_column(REFUSED[case], tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_that_begin_as_numbers_do_are_said(tmp_path: Path) -> None:
+    with pytest.warns(SecureClusterWarning, match=r"'x' holds texts that begin as numbers do"):
+        with_column(["1-5 years", "6-9 years", "more"] * 20, tmp_path)
+    named = {"x": ["1-5 years", "6-9 years", "More"]}
+    with pytest.warns(SecureClusterWarning, match=r"'x' has 20 cells that are none of its categ"):
+        with_column(["1-5 years", "6-9 years", "more"] * 20, tmp_path, prepare=named)
+    with pytest.warns(SecureClusterWarning, match=r"'ward' has 20 cells that are none of its"):
+        table = TABLE.assign(ward=[1, 2, 4] * 20)
+        options: Any = {"client": "site", "label": "ill", "seed": 0}
+        Federation.from_frame(table, prepare={"sex": SEX, "ward": [1, 2]}, **options)
+
+
+def test_infinite_values_are_refused_before_they_are_scaled() -> None:
+    with pytest.raises(UsageError, match=r"'dose' of the table holds inf .row 1., which is"):
+        Federation.from_frame(
+            TABLE.assign(dose=np.inf), client="site", label="ill", prepare="auto", seed=0
+        )
+    x = np.array([[1.0, np.inf]] * 6)
+    with pytest.raises(UsageError, match="client 'a': a feature is NaN or infinite"):
+        Federation.from_arrays({"a": (x, [0, 1] * 3)}, prepare="auto", seed=0)

@@ -43,6 +43,19 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "for clients and classes give --client-column" in described(capsys, tmp_path)
 
 
+def test_columns_that_a_file_lacks_are_described(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("age,y\n30,ill\n40,well\n")
+    (tmp_path / "b.csv").write_text("Age,y\n31,ill\n")
+    (tmp_path / "c.csv").write_text("age,y\n")
+    text = described(capsys, tmp_path, "--client-column", "@file", "--label-column", "y")
+    assert "  age: is not in b.csv" in text and "it lacks age and has Age besides" in text
+    (tmp_path / "b.csv").write_text("age,y\n31,ill\n")
+    text = described(capsys, tmp_path, "--client-column", "@file", "--label-column", "y")
+    assert "note: " in text and "has files that have no rows: c.csv" in text
+
+
 def test_a_file_without_names_is_described(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

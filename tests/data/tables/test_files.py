@@ -103,8 +103,8 @@ def test_names_that_read_alike_are_refused(column: str, names: list[str], tmp_pa
         frame(columns)
 
 
-@pytest.mark.parametrize("names", [["Ward", "ward"], ["A", "a"]])
-def test_clients_that_differ_in_case_are_said(names: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [["Ward", "ward"], ["A", "a"], ["01", "1"], ["2", "2.0"]])
+def test_clients_that_differ_in_case_or_zeros_are_said(names: list[str], tmp_path: Path) -> None:
     columns = COLUMNS | {"site": [names[k % 2] for k in range(N)]}
     path = tmp_path / "x.csv"
     path.write_text(text_of(columns))
@@ -156,6 +156,10 @@ FORMS: dict[str, tuple[str, Callable[[], str | bytes], dict[str, Any]]] = {
     "gzip": ("x.csv.gz", lambda: gzip.compress(text_of(COLUMNS).encode()), {}),
     "gzip by another name": ("x.csv", lambda: gzip.compress(text_of(COLUMNS).encode()), {}),
     "byte order mark": ("x.csv", lambda: b"\xef\xbb\xbf" + text_of(COLUMNS).encode(), {}),
+    "UTF-16": ("x.csv", lambda: text_of(COLUMNS).encode("utf-16"), {}),
+    "UTF-16, packed": ("x.gz", lambda: gzip.compress(text_of(COLUMNS).encode("utf-16")), {}),
+    "UTF-32": ("x.txt", lambda: text_of(COLUMNS, "\t").encode("utf-32"), {}),
+    "separators at the end": ("x.csv", lambda: text_of(COLUMNS).replace("\n", ", ,\n"), {}),
     "CRLF": ("x.csv", lambda: text_of(COLUMNS).replace("\n", "\r\n"), {}),
     "blank lines": ("x.csv", lambda: text_of(COLUMNS).replace("\n", "\n\n"), {}),
     "parquet": ("x.pq", lambda: parquet(COLUMNS), {}),
@@ -179,7 +183,7 @@ def test_a_table_is_the_same_in_whatever_form_it_lies(form: str, tmp_path: Path)
 BROKEN: dict[str, bytes] = {
     "no archive": b"PK\3\4garbage",
     "cut off": gzip.compress(text_of(COLUMNS).encode())[:90],
-    "UTF-16": text_of(COLUMNS).encode("utf-16"),
+    "half of UTF-16": text_of(COLUMNS).encode("utf-16")[:-1],
     "zeros": b"age,site,label\n" + b"\0" * 1000,
     "a line too short": text_of(COLUMNS).encode() + b"1,2\n",
     "an open quote": text_of(COLUMNS).encode() + b'"1,2,s0,ill\n',
@@ -191,6 +195,34 @@ BROKEN: dict[str, bytes] = {
 def test_files_that_are_no_tables_are_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"x\.csv cannot be read as (CSV|Excel) \("):
         of_text(content, tmp_path)
+
+
+LETTERS = COLUMNS | {"site": [f"K\u00f6ln \u2013 {k % 3}" for k in range(N)]}
+ACCENTS = text_of(LETTERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            ACCENTS.encode("cp1252"),
+            r"line 2 has the byte 0xF6, in Windows-1252 '.*K\u00f6ln \u2013",
+        ),
+        (ACCENTS.encode("utf-16-le"), "zeros in its first line, so it is no text, or in UTF-16"),
+        (
+            (text_of(COLUMNS) * 2000 + ACCENTS[:-1]).encode() + b"\xe9\n",
+            f"line {2025 + 48000} has the byte 0xE9",
+        ),
+        (gzip.compress(("x\n" * 9 + ACCENTS).encode("latin-1", "replace")), "line 11 has the byte"),
+    ],
+    ids=["Windows-1252", "UTF-16 without a mark", "in the last line", "packed, one column"],
+)
+def test_other_encodings_are_never_guessed(text: bytes, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"x\.csv .*{sentence}.*: save it as UTF-8"):
+        of_text(text, tmp_path)
+    expected = frame(LETTERS)
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        assert as_read(of_text(ACCENTS.encode(encoding), tmp_path)) == as_read(expected)
 
 
 @pytest.mark.parametrize("kind", ["string_view", "large_string", "dictionary"])
@@ -239,7 +271,7 @@ def test_all_faults_are_in_one_sentence(tmp_path: Path) -> None:
         "id": [str(2**60 + k) for k in range(N)],
     }
     with pytest.raises(UsageError) as caught:
-        of_text(text_of(columns), tmp_path)
+        of_text(text_of(columns), tmp_path, task="classification")
     sentence = str(caught.value)
     assert "\n" not in sentence and "has 7 faults" in sentence
     for fault in (

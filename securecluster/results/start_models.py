@@ -1,0 +1,228 @@
+"""Models of an earlier run, from which the clients of another one start, and what they cost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securecluster.core import atomic_files
+from securecluster.core.lazy_torch import torch
+from securecluster.core.serialization import pack, unpack
+from securecluster.errors import RunFolderError, UsageError
+from securecluster.parties.newcomers import NewcomerRecord
+from securecluster.privacy.dp.ledger import NOISY, Ledger, Price
+from securecluster.results import saving
+
+if TYPE_CHECKING:
+    from securecluster.models.flat_model import FlatModel
+    from securecluster.parties.method import Method
+    from securecluster.results.fitted_state import FittedSummary
+
+
+@dataclass(repr=False)
+class StartModels:
+    """Models of the clusters of an earlier run, as all parties of that run may know them.
+
+    Args:
+        protocol: of the earlier run.
+        mask: of the earlier run.
+        models: the tensors of each cluster's model by name.
+        ledger: of the earlier run, and of those that it started from.
+    """
+
+    protocol: str
+    mask: str
+    models: list[dict[str, torch.Tensor]]
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.models)} models of {self.protocol}>"
+
+    @classmethod
+    def of(cls, start: Any) -> StartModels | None:
+        """Return the models of a user's choice.
+
+        Args:
+            start: a fitted protocol, its result, or the folder of either; a pair of these and a
+                cluster's label for its model alone; None for no earlier run.
+
+        Raises:
+            UsageError: none of these, no such cluster, or a model that its clients trained alone.
+        """
+        if start is None or isinstance(start, cls):
+            return start
+        label = None
+        if isinstance(start, tuple) and len(start) == 2:
+            start, label = start
+        result = start
+        if isinstance(start, str | Path):
+            result = _Stored(Path(start))
+        learned = getattr(getattr(result, "kept_", None), "learned", None)
+        if learned is None:
+            raise UsageError(
+                f"start is {type(start).__name__}: give a fitted protocol or the folder of a "
+                "finished run, or a pair of that and a cluster's label"
+            )
+        labels = range(len(result.models_)) if label is None else [label]
+        models = [_shared(result.models_, learned, chosen) for chosen in labels]
+        ledger = result.ledger_
+        earlier = result.earlier
+        if earlier is not None:
+            ledger = Ledger.union(earlier.ledger, ledger)
+        return cls(learned.protocol, learned.params["mask"], models, ledger)
+
+    @classmethod
+    def read(cls, folder: Path, description: Any) -> StartModels:
+        """Return the models that a run in a folder started from.
+
+        Args:
+            folder: of the run.
+            description: as its configuration has them.
+
+        Raises:
+            RunFolderError: the file is missing, or another one than the run began with.
+        """
+        path = folder / saving.EARLIER
+        if not path.is_file():
+            raise RunFolderError(f"{path} is missing: restore it, or start the run anew")
+        start: StartModels = unpack(atomic_files.read(path), cls)
+        if start.as_json() != description:
+            raise RunFolderError(f"{path} is not what the run started from: restore it")
+        return start
+
+    def write(self, folder: Path) -> None:
+        """Write the models beside a run that starts from them.
+
+        Args:
+            folder: of the run.
+        """
+        atomic_files.write_atomic(folder / saving.EARLIER, pack(self))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what clients and server agree on: digests of the models and of the ledger."""
+        weights, events = hashlib.sha256(), hashlib.sha256(pack(self.ledger))
+        for model in self.models:
+            for name, tensor in sorted(model.items()):
+                weights.update(name.encode() + tensor.contiguous().numpy().tobytes())
+        return {
+            "earlier": self.protocol,
+            "models": len(self.models),
+            "weights": weights.hexdigest(),
+            "ledger": events.hexdigest(),
+        }
+
+    def check(self, method: Method) -> None:
+        """Check that a method can start from these models.
+
+        Raises:
+            UsageError: several models for a method that starts from one, or another number of them
+                than it has; or noise for another unit of privacy than in the earlier run.
+        """
+        count = len(self.models)
+        has = int(getattr(method, "model_count", 1))
+        if getattr(method.client, "one_start", True):
+            has = 1
+        if count not in (1, has):
+            raise UsageError(
+                f"the earlier run ended with {count} models, and {method.name} starts from {has}: "
+                "give the one of a cluster, start=(run, 0)" + (f", or k={count}" if has > 1 else "")
+            )
+        noisy = any(event.mechanism in NOISY for event in self.ledger.events)
+        unit = method.privacy.dp_unit
+        if noisy and method.privacy.noisy and self.ledger.unit != unit:
+            raise UsageError(
+                f"the earlier run protects the unit {self.ledger.unit}, and this one the unit "
+                f"{unit}, which cannot be priced together: give dp_unit {self.ledger.unit}"
+            )
+
+    def applied(self, flat: FlatModel) -> FlatModel:
+        """Return a network that begins with these models.
+
+        Args:
+            flat: of the run, with initial weights of its own.
+
+        Raises:
+            UsageError: the models are of another network.
+        """
+        shapes = {name: tuple(shape) for name, shape in flat.shapes.items()}
+        vectors = []
+        for model in self.models:
+            given = {name: tuple(model[name].shape) for name in shapes if name in model}
+            if given != shapes:
+                raise UsageError(
+                    "the models of the earlier run are of another network than this run's: give "
+                    "the network and the features that they had"
+                )
+            vectors.append(torch.cat([model[name].flatten() for name in shapes]))
+        return flat.beginning(vectors)
+
+    def together(self, ledger: Ledger, delta: float) -> tuple[Price, int]:
+        """Return what the earlier run and this one cost together, and how many clients are in both.
+
+        Args:
+            ledger: of this run.
+            delta: δ.
+        """
+        price = Ledger.union(self.ledger, ledger).price(delta)
+        both = {*self.ledger.names.values()} & {*ledger.names.values()}
+        return price, len(both)
+
+
+class _Stored:
+    """The shared part of a result in a folder, whatever its protocol is."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors.torch import load
+
+        self.kept_ = saving.read_kept(folder)
+        learned = self.kept_.learned
+        stored = load(atomic_files.read(folder / saving.MODELS))
+        self.models_: list[dict[str, torch.Tensor] | None] = []
+        for label in range(max(learned.labels) + 1):
+            prefix = f"cluster{label}."
+            names = [name for name in stored if name.startswith(prefix)]
+            self.models_.append({name.removeprefix(prefix): stored[name] for name in names})
+        self.ledger_ = learned.network.ledger
+        NewcomerRecord(folder, int(learned.config["clients"])).update(self.ledger_)
+        description = learned.params.get("start")
+        self.earlier = None
+        if description is not None:
+            self.earlier = StartModels.read(folder, description)
+
+
+def _shared(
+    models: Sequence[Mapping[str, Any] | None], learned: FittedSummary, label: Any
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a cluster's model.
+
+    Raises:
+        UsageError: no such cluster, or a model that its clients trained alone.
+    """
+    if label not in range(len(models)):
+        raise UsageError(
+            f"there is no cluster {label!r}: the earlier run has 0 to {len(models) - 1}"
+        )
+    members = {k for k, own in enumerate(learned.labels) if own == label}
+    model = models[label]
+    if not model or members <= set(learned.local):
+        raise UsageError(
+            f"clients of cluster {label} of the earlier run trained alone, and nobody has seen "
+            "their models, which a run that starts from them would tell: choose another cluster"
+        )
+    tensors = {k: v for k, v in model.items() if isinstance(v, torch.Tensor)}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def with_start(folder: Path, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's hyper-parameters with the models that it started from.
+
+    Args:
+        folder: of the run.
+        params: as config.json has them.
+    """
+    if params.get("start") is None:
+        return dict(params)
+    return {**params, "start": StartModels.read(folder, params["start"])}

@@ -1,0 +1,132 @@
+"""Paired differences of a sweep: variants at one level over the seeds that both have.
+
+Runs of a seed share their clients, so that differences over seeds say more than two means do. The
+test is Wilcoxon's signed-rank test, two-sided and exact for few seeds: of fewer than six none is
+below 0.05. P-values of one score are adjusted over all of its pairs and levels (Holm 1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+from scipy import stats
+
+from securecluster.commands.failures import Row
+from securecluster.studies.sweep_tables import KEYS, groups, mean_interval, noisiness, without_nan
+
+NAME = "paired.csv"
+
+
+def paired(rows: Sequence[Row], metric: str) -> list[Row]:
+    """Return a line per score, level and pair of variants, with `first` minus `second`.
+
+    Args:
+        rows: as `sweep_tables.tidy` returns them, or as a DataFrame of them does.
+        metric: the name of the clients' score.
+
+    Returns:
+        Lines with the number of common `seeds`, the mean `difference` with its bootstrap interval
+        (`low` and `high`, from five seeds on), `p` of Wilcoxon's test and `p_holm`. Both are None
+        with fewer than two seeds, and 1 where no seed differs.
+    """
+    done = [row for row in without_nan(rows) if row["status"] == "done"]
+    lines: list[Row] = []
+    for score in ("ari", metric):
+        of_score: list[Row] = []
+        for level_rows in groups(done, ("target_epsilon", "noise")):
+            of_score += _of_level(level_rows, score)
+        _adjust(of_score)
+        lines += of_score
+    return lines
+
+
+def _of_level(rows: Sequence[Row], score: str) -> list[Row]:
+    """Return the lines of all pairs of variants at one level.
+
+    Args:
+        rows: of finished runs at the level.
+        score: "ari" or the metric.
+    """
+    scores: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row[score] is not None:
+            scores.setdefault(row["variant"], {})[int(row["seed"])] = float(row[score])
+    lines = []
+    for first, second in combinations(scores, 2):
+        common = sorted(scores[first].keys() & scores[second].keys())
+        differences = [scores[first][seed] - scores[second][seed] for seed in common]
+        interval = mean_interval(differences)
+        lines.append(
+            {
+                "score": score,
+                "noise": None if rows[0]["target_epsilon"] is not None else rows[0]["noise"],
+                "target_epsilon": rows[0]["target_epsilon"],
+                "first": first,
+                "second": second,
+                "seeds": len(common),
+                "difference": interval.mean,
+                "low": interval.low,
+                "high": interval.high,
+                "p": _p_value(differences),
+            }
+        )
+    return lines
+
+
+def losses_with_less_noise(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each variant that is worse with less noise, where the seeds can tell.
+
+    Args:
+        rows: as `sweep_tables.tidy` returns them.
+
+    Returns:
+        Of two neighbouring levels: those between which the mean ARI falls although there is less
+        noise, by more than the bootstrap interval of the paired differences; from five seeds on.
+    """
+    done = [row for row in without_nan(rows) if row["status"] == "done"]
+    sentences = []
+    for of_variant in groups(done, ("variant",)):
+        levels = sorted(groups(of_variant, KEYS), key=noisiness, reverse=True)
+        for noisier, quieter in pairwise(levels):
+            by_seed = {row["seed"]: row["ari"] for row in noisier if row["ari"] is not None}
+            differences = [
+                row["ari"] - by_seed[row["seed"]]
+                for row in quieter
+                if row["ari"] is not None and row["seed"] in by_seed
+            ]
+            mean, low, high = mean_interval(differences)
+            if mean is None or low is None or high is None or high >= 0:
+                continue
+            sentences.append(
+                f"{noisier[0]['variant']} is worse with less noise: from {_level(noisier)} to "
+                f"{_level(quieter)} its ARI falls by {-mean:.2f} ({-high:.2f} to {-low:.2f})"
+            )
+    return sentences
+
+
+def _level(rows: Sequence[Row]) -> str:
+    """Return in words at which level runs were."""
+    target = rows[0]["target_epsilon"]
+    return f"noise {rows[0]['noise']:g}" if target is None else f"ε {target:g}"
+
+
+def _p_value(differences: Sequence[float]) -> float | None:
+    """Return the p-value of Wilcoxon's signed-rank test; None with fewer than two seeds."""
+    if len(differences) < 2:
+        return None
+    if not np.any(differences):
+        return 1.0
+    return float(stats.wilcoxon(differences).pvalue)
+
+
+def _adjust(lines: Sequence[Row]) -> None:
+    """Set `p_holm`: sorted p-values times the number of those not below them, never falling."""
+    tested = sorted((line for line in lines if line["p"] is not None), key=lambda line: line["p"])
+    largest = 0.0
+    for position, line in enumerate(tested):
+        largest = max(largest, min(1.0, line["p"] * (len(tested) - position)))
+        line["p_holm"] = largest
+    for line in lines:
+        line.setdefault("p_holm", None)
