@@ -174,7 +174,7 @@ class TrainingOptions(OptionGroup):
             lr = rate(self.network(method), task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
 
-    def unlike_longer(self, method: Method) -> str | None:
+    def unlike_longer(self, method: Any) -> str | None:
         """Return that learning rates follow from the number of all rounds, or None.
 
         Args:

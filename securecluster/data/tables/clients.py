@@ -195,8 +195,8 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     )
     weights_of = None
     if weights is not None:
-        split = np.split(weights[0][by_client], ends)
-        weights_of = dict(zip(samples, split, strict=True))
+        weights_by_client = np.split(weights[0][by_client], ends)
+        weights_of = dict(zip(samples, weights_by_client, strict=True))
     doubts = [*_left_out(table), *faults.doubts]
     chosen = roles.task is None and not trained.one_label
     if chosen:
@@ -230,7 +230,7 @@ def _sides(table: Table, roles: Roles) -> Array | None:
     if roles.test.time is None:
         return np.asarray(cells.role(table, name, roles.missing).to_numpy(zero_copy_only=False))
     try:
-        times, _ = coded(table, name, roles.missing, None, False)
+        times = coded(table, name, roles.missing, None, False).values
     except ColumnError as fault:
         raise ColumnError(fault.subject, fault.text, "give numbers or dates") from None
     cells.check_complete(table, name, times)
