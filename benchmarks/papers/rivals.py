@@ -118,7 +118,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         # REFINE starts anew from w_0, so an SR-FCA model has had the T rounds of the last one
         "steps": (rounds if cell["method"] == "srfca" else protocol.rounds) * SAMPLES // BATCH,
         "ari": fitted.agreement_["ari"],
-        "accuracy": round(mean(fitted.scores_), 4),
+        "accuracy": round(mean(fitted.scores_) or 0.0, 4),
     }
 
 
