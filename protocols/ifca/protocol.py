@@ -287,13 +287,14 @@ class IFCA(fl.ModelSetProtocol):
         Args:
             longer: the same with more rounds.
         """
-        if self._short_starts != longer._short_starts:
+        ours = (self._short_starts, self._short_rounds)
+        theirs = (longer._short_starts, longer._short_rounds)
+        if ours != theirs and max(ours[0], theirs[0]):
             raise fl.UsageError(
-                f"a run of rounds = {longer.rounds} has {longer._short_starts} short starts, and "
-                f"this one had {self._short_starts}: give starts, or start it anew"
+                f"a run of rounds = {longer.rounds} has {theirs[0]} short starts of {theirs[1]}, "
+                f"and this one had {ours[0]} of {ours[1]}: give starts and start_rounds, or start "
+                "it anew"
             )
-        if self._short_starts:
-            fl.check_phase_over(self, "start_rounds")
 
     @property
     def _short_starts(self) -> int:
