@@ -287,13 +287,16 @@ class IFCA(fl.ModelSetProtocol):
         Args:
             longer: the same with more rounds.
         """
-        if self._short_starts != longer._short_starts:
+        begun, asked = (
+            (method._short_starts, method._short_starts and method._short_rounds)
+            for method in (self, longer)
+        )
+        if begun != asked:
             raise fl.UsageError(
-                f"a run of rounds = {longer.rounds} has {longer._short_starts} short starts, and "
-                f"this one had {self._short_starts}: give starts, or start it anew"
+                f"a run of rounds = {longer.rounds} has {asked[0]} short starts of {asked[1]} "
+                f"rounds, and this one had {begun[0]} of {begun[1]}: give starts and start_rounds, "
+                "or start it anew"
             )
-        if self._short_starts:
-            fl.check_phase_over(self, "start_rounds")
 
     @property
     def _short_starts(self) -> int:
