@@ -22,7 +22,8 @@ that `rows` names, in the order of the file. A column is a statistic of the runs
 min, max, median or sum of a column's numbers, `low` and `high` for the ends of the 95 % interval of
 the mean (the bootstrap's percentiles), `span` for the mean with the smallest and the largest in
 parentheses where they differ, `exact` for the runs whose number is 1 (an ARI of 1: the clusters are
-the true ones), `share` or `count` of its "True", `runs` for the number of runs, `first` for a text.
+the true ones), `share` or `count` of its "True", `least` for the lower end of the 95 % interval of
+that share (`least_share`), `runs` for the number of runs, `first` for a text.
 `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
 `by` makes one set of columns for each value of another column, in ascending order if they are
 numbers. Every cell but those of `span` has one number. Below a table of timings stands which of the
@@ -42,6 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import beta
 
 from benchmarks import timed_code
 from benchmarks.table import RESULTS, markdown_line
@@ -81,6 +83,18 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def least_share(successes: int, runs: int) -> float:
+    """Return the lower end of the 95 % interval of a share (Clopper and Pearson 1934).
+
+    Args:
+        successes: among the runs.
+        runs: independent ones.
+    """
+    if not successes:
+        return 0.0
+    return float(beta.ppf(0.025, successes, runs - successes + 1))
+
+
 NUMBERS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "min": min,
@@ -95,6 +109,7 @@ NUMBERS: dict[str, Callable[[Sequence[float]], float]] = {
 TRUTHS: dict[str, Callable[[Sequence[bool]], float]] = {
     "count": sum,
     "share": lambda values: sum(values) / len(values),
+    "least": lambda values: least_share(sum(values), len(values)),
 }
 ABSENT = "–"
 

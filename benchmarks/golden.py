@@ -220,6 +220,20 @@ TASKS: Sequence[tuple[str, str, str]] = (
     ("fedavg", "noised examples", "regression"),
     ("fedavg", "plain", "multilabel"),
 )
+# a variant with options of local training, and the way that protects it
+TRAINING: Mapping[str, Parameters] = {
+    "class weights": {"class_weight": [f"{digit}={1 + digit / 9}" for digit in range(10)]},
+    "terms and schedule": {"lr_schedule": "cosine", "proximal": 0.1, "weight_decay": 0.01},
+    "local layers": {"local_layers": ["3"], "accumulate": 2},
+}
+TRAINED: Sequence[tuple[str, str, str]] = (
+    ("fedavg", "plain", "class weights"),
+    ("fedavg", "noised examples", "class weights"),
+    ("cfl", "masked", "terms and schedule"),
+    ("ifca", "noised clients", "terms and schedule"),
+    ("flhc", "masked", "local layers"),
+    ("fedavg", "noised clients", "local layers"),
+)
 LABELS = "labels"  # the task of the other cases
 NOISED = "noised"  # in the names of ways with noise
 
@@ -293,6 +307,9 @@ def cases() -> Iterator[Case]:
             yield case
     for variant, way, task in TASKS:
         yield Case(variant, way, MASKS_AND_NOISE[way], task)
+    for variant, way, training in TRAINED:
+        protection = {**MASKS_AND_NOISE[way], **TRAINING[training]}
+        yield Case(variant, f"{way}, {training}", protection)
 
 
 def combinations() -> Iterator[Case]:

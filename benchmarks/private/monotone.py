@@ -98,7 +98,8 @@ def summary(path: Path) -> Iterator[dict[str, Any]]:
         ]
         scores = np.array(values).T
         means = scores.mean(0)
-        fall, width = max(falls(scores), key=lambda one: one[0] - one[1])
+        pairs = list(falls(scores))
+        fall, width = max(pairs)
         yield {
             "scenario": name,
             "k": "told" if column == "ari" else "found",
@@ -106,7 +107,7 @@ def summary(path: Path) -> Iterator[dict[str, Any]]:
             **{f"at {epsilon:g}": round(float(means[n]), 4) for n, epsilon in enumerate(EPSILONS)},
             "fall": round(fall, 4),
             "interval": round(width, 4),
-            "falls": fall > width,
+            "falls": any(fall > width for fall, width in pairs),
         }
 
 

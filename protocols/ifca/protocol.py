@@ -287,15 +287,13 @@ class IFCA(fl.ModelSetProtocol):
         Args:
             longer: the same with more rounds.
         """
-        begun, asked = (
-            (method._short_starts, method._short_starts and method._short_rounds)
-            for method in (self, longer)
-        )
-        if begun != asked:
+        ours = (self._short_starts, self._short_rounds)
+        theirs = (longer._short_starts, longer._short_rounds)
+        if ours != theirs and max(ours[0], theirs[0]):
             raise fl.UsageError(
-                f"a run of rounds = {longer.rounds} has {asked[0]} short starts of {asked[1]} "
-                f"rounds, and this one had {begun[0]} of {begun[1]}: give starts and start_rounds, "
-                "or start it anew"
+                f"a run of rounds = {longer.rounds} has {theirs[0]} short starts of {theirs[1]}, "
+                f"and this one had {ours[0]} of {ours[1]}: give starts and start_rounds, or start "
+                "it anew"
             )
 
     @property

@@ -20,6 +20,7 @@ from securecluster.parties.method import Method
 from securecluster.privacy import run_secret
 from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.results.preparation import write_guests
+from securecluster.results.start_models import EARLIER, with_start
 
 if TYPE_CHECKING:
     from securecluster.privacy.dp.ledger import Ledger
@@ -33,7 +34,6 @@ SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 START = "start.safetensors"  # initial weights of a module of the user's own
-EARLIER = "earlier.safetensors"  # models of another run that this one started from, its ledger
 ALWAYS = (LEARNED, MODELS, SERVER)
 SAVED = b"a result that securecluster saved\n"  # content of the marker of such a folder
 OWN = atomic_files.Own(
@@ -247,8 +247,6 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
         UsageError: another protocol's folder, or other objects than the run used.
         RunFolderError: no fitted protocol, or one with hyper-parameters that it does not have.
     """
-    from securecluster.results.start_models import with_start
-
     learned = read_kept(folder).learned
     if learned.protocol != cls.name:
         raise UsageError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy.stats import binomtest, bootstrap
 
 from benchmarks import evidence
 from benchmarks.evidence import EvidenceError, filled, main
@@ -143,6 +143,12 @@ def test_intervals_of_a_mean_are_the_bootstraps() -> None:
     expected = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(1))
     assert found == pytest.approx(tuple(expected.confidence_interval), abs=0.02)
     assert evidence.interval([0.5] * 3) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("successes", "runs"), [(0, 3), (3, 3), (19, 20), (7, 12)])
+def test_the_least_share_is_clopper_and_pearsons(successes: int, runs: int) -> None:
+    exact = binomtest(successes, runs).proportion_ci(method="exact")
+    assert evidence.least_share(successes, runs) == pytest.approx(exact.low, abs=1e-9)
 
 
 def test_a_span_is_the_mean_with_both_ends_where_runs_differ(folder: Path) -> None:

@@ -33,7 +33,9 @@ def test_the_run_folder_holds_what_the_contract_says(
         "seconds",
     }  # fmt: skip
     assert set(result["metrics"]) == {"ari", "nmi", "purity", "exact", "accuracy", "at_target"}
-    assert set(result["metrics"]["accuracy"]) == {"before", "after", "per_cluster"}
+    assert set(result["metrics"]["accuracy"]) == {
+        "before", "after", "per_cluster", "baseline", "baseline_per_cluster", "below_baseline",
+    }  # fmt: skip
     assert set(result["bytes"]) == {"up", "down", "servers", "by_message"}
     privacy = result["privacy"]
     priced = {

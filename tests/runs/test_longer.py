@@ -171,9 +171,8 @@ REFUSED = {
         FedAvg, {"target_epsilon": 8.0}, 3, "was found for target_epsilon = 8", UsageError
     ),
     "phase": (LocalKMeans, {"k": 2, "local_rounds": 5}, 6, "cut local_rounds = 5", UsageError),
-    "starts": (IFCA, {"k": 2}, 20, "has 2 short starts of 5 rounds, and", UsageError),
-    "longer starts": (IFCA, {"k": 2, "starts": 2}, 8, "2 short starts of 2 rounds", UsageError),
     "chosen": (RDPCFL, {"k": 2}, 3, "separate clusters were chosen in rounds", UsageError),
+    "starts": (IFCA, {"k": 2, "starts": 2}, 8, "2 short starts of 2, and .* 2 of 1", UsageError),
     "inside": (SRFCA, {"refine": 1, "local_rounds": 1}, 3, "rounds was 2", RunFolderError),
 }  # fmt: skip
 

@@ -107,9 +107,9 @@ class TrainingOptions(OptionGroup):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an option, and of an earlier run its shared models."""
         if name == "start" and value is not None:
-            from securecluster.results.start_models import StartModels
+            from securecluster.results.earlier_run import models_of
 
-            value = StartModels.of(value)
+            value = models_of(value)
         super().__setattr__(name, value)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from cases import FULL, NOISE, serve, two_clusters
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation, LabelSwap, Tasks
+from securecluster.clustering.metrics import agreement
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.dp.accounting import gaussian_epsilon
@@ -122,6 +123,19 @@ def test_labels_are_found_at_an_epsilon_at_which_updates_find_none(
     # one draw of the noise in three may lose the clusters
     assert np.mean(found["gradient"]) > 0.6
     assert np.mean(found["update"]) < 0.4
+
+
+@EVERY
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.5])
+def test_clusters_of_label_shares_are_found_at_any_noise(
+    method: type, own: dict[str, Any], noise: float
+) -> None:
+    federation = Federation.simulate("digits", scenario=Tasks(), clients=8, samples=60, seed=0)
+    made = method(**{**GRADIENT, **own, "dp_unit": "example", "signature_noise": noise})
+    fitted = made.fit(federation)
+    assert fitted.agreement_["exact"]
+    newcomers = Federation.simulate("digits", scenario=Tasks(), clients=10, samples=60, seed=0)
+    assert agreement(fitted.join(newcomers), newcomers.truth)["exact"]
 
 
 @pytest.mark.parametrize("clusterer", ["average", "spectral", "kmeans"])

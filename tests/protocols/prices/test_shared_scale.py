@@ -270,3 +270,23 @@ def test_features_in_another_order_keep_their_gaps() -> None:
     for old, new in zip(first.shards, first.with_features(["q", "p"]).shards, strict=True):
         assert np.array_equal(old.samples[:, ::-1], new.samples, equal_nan=True)
         assert np.isnan(new.samples).any()
+
+
+def test_a_table_with_text_and_gaps_is_scored_as_it_is_predicted() -> None:
+    draws = np.random.default_rng(4)
+    table = pandas.DataFrame({"age": draws.uniform(20, 80, 60), "sex": ["f", "m"] * 30})
+    table["ill"], table["site"] = (table["age"] > 50).astype(int), ["a", "b", "c"] * 20
+    table.loc[::7, "age"] = np.nan
+    of_all = Federation.from_frame(
+        table,
+        client="site",
+        label="ill",
+        classes=[0, 1],
+        scaling=("shared", {"age": (0, 120)}),
+        prepare={"sex": ["f", "m"]},
+        seed=0,
+    )
+    run = quick().fit(of_all)
+    x, y = table[["age", "sex"]], table["ill"]
+    right = run.predict_samples("a", x) == y.to_numpy()
+    assert run.score("a", x, y.sample(frac=1, random_state=0)) == pytest.approx(right.mean())
