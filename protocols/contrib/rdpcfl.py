@@ -335,9 +335,12 @@ class RDPCFL(fl.AssignEachRound):
             return LARGEST_K
         return self.k
 
-    def _unlike_longer(self, longer: Any) -> str:
-        """Return that clusters were chosen in rounds that follow from the number of all."""
-        return f"separate clusters were chosen in rounds that follow from rounds = {self.rounds}"
+    def _unlike_longer(self, longer: Any) -> None:
+        """Refuse: clusters are chosen in rounds that follow from the number of all."""
+        raise fl.UsageError(
+            f"separate clusters were chosen in rounds that follow from rounds = {self.rounds}, and "
+            "a longer run does not begin like this one: start it anew"
+        )
 
     @property
     def selection_rounds(self) -> int:

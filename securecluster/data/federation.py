@@ -37,6 +37,7 @@ from securecluster.data.scaling import (
     Scale,
     Scaling,
     chosen_categories,
+    is_shared,
 )
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
@@ -46,6 +47,7 @@ from securecluster.data.user_arrays import (
     Pair,
     by_group,
     by_name,
+    in_order_of_x,
     keyed,
     outputs,
     own_samples,
@@ -1153,6 +1155,9 @@ def _with_bounds(
     Raises:
         UsageError: bounds of some targets only.
     """
+    if is_shared(scaling):
+        trained, of_features = _with_bounds(trained, scaling[1], targets)
+        return trained, (scaling[0], of_features)
     if not isinstance(scaling, Mapping) or not set(targets) & set(scaling):
         return trained, scaling
     missing = [name for name in targets if name not in scaling]
@@ -1229,10 +1234,11 @@ def _weighted(
     numbered = isinstance(arrays.clients, list)
     given = by_name("weights", arrays.weights, numbered)
     _check_same_clients("weights", given, pairs)
-    keys = [key for key, _ in keyed("clients", arrays.clients, numbered)]
+    clients = keyed("clients", arrays.clients, numbered)
     weighted = []
-    for (name, (_, y)), key, shard in zip(pairs.items(), keys, shards, strict=True):
-        weights = weights_of(name, given[name], len(y))
+    for (name, (_, y)), (key, pair), shard in zip(pairs.items(), clients, shards, strict=True):
+        values = in_order_of_x(f"client {name!r}, weights as y", pair, given[name])
+        weights = weights_of(name, values, len(y))
         if isinstance(held[name], Split):
             # dealt like the samples: rows stand in their place
             rows = np.arange(len(y))[:, None]

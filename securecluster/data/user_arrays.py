@@ -285,12 +285,25 @@ def own_split(name: str, split: Split, samples: Any, values: Any) -> Split:
     Raises:
         UsageError: indices of X and the values that do not go together.
     """
+    subject = f"client {name!r}, {split.given[0]} of its test rows as y"
+    return split.with_values(in_order_of_x(subject, samples, values))
+
+
+def in_order_of_x(subject: str, samples: Any, values: Any) -> Any:
+    """Return values of one client's rows in the order of X, where both have an index.
+
+    Args:
+        subject: of the errors.
+        samples: the client's pair (X, y) as the user has it.
+        values: of its rows.
+
+    Raises:
+        UsageError: indices of X and the values that do not go together.
+    """
+    order = None
     if isinstance(samples, tuple | list):
-        subject = f"client {name!r}, {split.given[0]} of its test rows as y"
         order = _row_order(subject, samples[0], values)
-        if order is not None:
-            values = _rows(values, order)
-    return split.with_values(values)
+    return values if order is None else _rows(values, order)
 
 
 def own_samples(

@@ -113,7 +113,8 @@ def goes_on(method: M, config: Mapping[str, Any]) -> M:
     if config[option] == getattr(method, option):
         return method
     made = copy.copy(method)
-    vars(made)[BEGUN] = {option: config[option]}
+    # the share of ε that a shared scale got follows from the rounds
+    vars(made)[BEGUN] = {name: config[name] for name in (option, SCALE_NOISE) if name in config}
     return made
 
 

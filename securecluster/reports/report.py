@@ -12,7 +12,7 @@ from securecluster.data.feature_columns import listed
 from securecluster.folders.schemas import Result, Sent, Stopped, scores_of
 from securecluster.models.objectives import METRICS
 from securecluster.parties.derived import chosen_sentence
-from securecluster.reports import privacy_report, terminal
+from securecluster.reports import privacy_report, score_table, terminal
 
 MOST_CLUSTERS = 12  # rows of the closing table, and sizes or clients in a line
 MOST_NAMES = 20  # clients or true clusters in a cell
@@ -189,7 +189,7 @@ def _show_scores(console: Any, content: Result) -> None:
 
 
 def _show_classes(console: Any, content: Result) -> None:
-    """Print the number and the name of each class, where classes have names.
+    """Print the number and the name of each class or target, where these have names.
 
     Args:
         console: rich's.
@@ -198,7 +198,7 @@ def _show_classes(console: Any, content: Result) -> None:
     names = content.get("class_names", [])
     if names:
         texts = [f"{k} {name!r}" for k, name in enumerate(names)]
-        console.print(f"classes: {listed(texts, MOST_NAMES)}")
+        console.print(f"{score_table.outputs_of(content['metric'])}: {listed(texts, MOST_NAMES)}")
 
 
 def _show_rounds(console: Any, what: str, by_client: dict[str, list[int]]) -> None:

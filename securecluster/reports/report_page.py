@@ -130,7 +130,7 @@ def scores(run: FinishedRun) -> str:
 def _names(run: FinishedRun) -> Iterator[tuple[str, str]]:
     """Yield the names of classes and features, where the data came with some."""
     names: dict[str, Sequence[Any]] = {
-        "classes": run.result.get("class_names", []),
+        score_table.outputs_of(run.result["metric"]): run.result.get("class_names", []),
         "features": run.result.get("feature_names", []),
     }
     for heading, values in names.items():

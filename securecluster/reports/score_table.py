@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from securecluster.core.number_format import NONE, printable, shown
-from securecluster.models.objectives import objective
+from securecluster.models.objectives import MultiLabel, Regression, objective
 from securecluster.reports import terminal
 from securecluster.reports.finished_run import FinishedRun
 from securecluster.results.scores import BASELINE, has_scores, means, names_of, score_rows
@@ -36,6 +36,18 @@ def show(run: FinishedRun) -> None:
     if rows:
         for table in terminal.fitting(headings, rows, TITLE, console.width):
             console.print(table)
+
+
+OUTPUTS = {Regression.metric: "targets", MultiLabel.metric: "labels"}
+
+
+def outputs_of(metric: str) -> str:
+    """Return what a run's named outputs are, in a word.
+
+    Args:
+        metric: of the run.
+    """
+    return OUTPUTS.get(metric, "classes")
 
 
 def table_of(run: FinishedRun, most: int) -> tuple[list[str], Rows]:

@@ -14,7 +14,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data.feature_columns import Columns, names_of, order
 from securecluster.data.plausibility import far_doubts
 from securecluster.data.scaling import Categories, Scaling
-from securecluster.data.user_arrays import read_pair
+from securecluster.data.user_arrays import in_order_of_x, read_pair
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import (
     Binary,
@@ -259,7 +259,9 @@ def read_targets(name: str, x: Any, y: Any, objective: Objective) -> NDArray[Any
         y: their targets as the user has them.
         objective: of the run.
     """
-    return read_pair(name, (x, y), Columns(), objective)[1]
+    ordered = in_order_of_x(f"client {name!r}", (x, y), y)
+    # samples may be of text and have gaps, which they are prepared for elsewhere
+    return read_pair(name, (np.zeros((1, 1)), ordered), Columns(), objective)[1]
 
 
 def _numbers(x: Any) -> NDArray[Any]:

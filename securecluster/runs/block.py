@@ -130,7 +130,8 @@ def shared_rows(
     rows = []
     for members in clusters_of(labels):
         averaged = [i for i in members if i not in unshared]
-        first = (averaged or members)[0]
+        # a label that no client has, as where clients choose their own, stands for no model
+        first = [*averaged, *members, 0][0]
         rows.append(untuned.row(first))
     return {UNTUNED: torch.stack(rows)}
 

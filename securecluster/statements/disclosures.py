@@ -31,6 +31,7 @@ from securecluster.protections.protection import LABELS, MATRIX, SUMS, PairProte
 from securecluster.results.fitted_state import SHARED, FittedSummary
 from securecluster.results.saving import CLIENTS, LEARNED, MODELS
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
+from securecluster.runtime.run import LAST
 from securecluster.statements.occupancy_words import hidden_in
 
 if TYPE_CHECKING:
@@ -538,6 +539,8 @@ def uncovered(fitted: FittedRun) -> list[str]:
         "checked",
         f"{CLIENTS}: every client's model, without noise where it was trained alone, its keys, and "
         "what its model says of its test samples: for its owner alone",
+        f"{LAST}/: the same of clients after the last round, from which more rounds go on: for its "
+        "owner alone",
     ]
 
 
@@ -569,8 +572,9 @@ def _observed(fitted: FittedRun) -> list[str]:
         scores = f"{files}: {metric} on clients' own test samples, without noise"
         if fitted.kept_.learned.baselines:
             scores += ", beside that of an answer by their training targets alone"
-        # these models have no noise either
-        if fitted.kept_.learned.local or fitted.method.training.tune_rounds:
+        # these models, or layers of them, have no noise either
+        training = fitted.method.training
+        if fitted.kept_.learned.local or training.tune_rounds or training.local_layers:
             scores += ", also of models that were trained alone"
         observed.append(scores)
     if fitted.agreement_ is not None:

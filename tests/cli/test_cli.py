@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def test_the_run_folder_holds_what_the_contract_says(
         "seconds",
     }  # fmt: skip
     assert set(result["metrics"]) == {"ari", "nmi", "purity", "exact", "accuracy", "at_target"}
-    assert set(result["metrics"]["accuracy"]) == {"before", "after", "per_cluster"}
+    assert set(result["metrics"]["accuracy"]) == {
+        "before", "after", "per_cluster", "baseline", "baseline_per_cluster", "below_baseline",
+    }  # fmt: skip
     assert set(result["bytes"]) == {"up", "down", "servers", "by_message"}
     privacy = result["privacy"]
     priced = {
@@ -66,6 +69,19 @@ def test_the_run_folder_holds_what_the_contract_says(
     for picture in ("similarity.png", "accuracy.png", "separation.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
     assert not list(out.rglob("*.tmp"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_what_its_owner_alone_may_read_is_said_to_be_uncovered(tmp_path: Path) -> None:
+    options = ["--clip", "1", "--noise", "1", "--transcript", "full"]
+    assert main(["run", "fedavg", *SMALL, *options, "--out", str(tmp_path / "run")]) == 0
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    private = {path for path in files if not path.stat().st_mode & 0o077 and path.stat().st_size}
+    tops = {path.relative_to(tmp_path / "run").parts[0] for path in private}
+    assert "clients.safetensors" in tops
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    said = " ".join(result["privacy"]["uncovered_files"])
+    assert {top for top in tops if top not in said} == set()
 
 
 # which needs positions: see tests/cli/test_nsim_run.py

@@ -209,6 +209,21 @@ def test_held_out_rows_and_sequences_are_aligned_too() -> None:
     assert np.array_equal(np.concatenate([shard.y, shard.y_test]), Y)
 
 
+def test_weights_go_to_the_rows_of_their_index() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"row": np.arange(20) / 20}, index=[f"patient-{k}" for k in range(20)])
+    labels = pandas.Series(np.arange(20) % 2, index=rows.index)
+    weights = rows["row"].iloc[SHUFFLED]
+    for given in (weights, weights.loc[rows.index], weights.loc[rows.index].to_numpy()):
+        shard = Federation.from_arrays(
+            {"ann": (rows, labels)}, weights={"ann": given}, seed=0
+        ).shards[0]
+        assert shard.weights == pytest.approx(shard.x[:, 0], abs=1e-6)
+    with pytest.raises(UsageError, match="client 'ann', weights as y"):
+        weights.index = [f"other-{k}" for k in range(20)]
+        Federation.from_arrays({"ann": (rows, labels)}, weights={"ann": weights}, seed=0)
+
+
 def test_rows_go_by_position_unless_both_have_an_index() -> None:
     x, y = frames(None, SHUFFLED)
     by_position = pairs(ROWS.astype(np.float32), CLASSES[SHUFFLED])

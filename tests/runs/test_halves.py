@@ -26,6 +26,8 @@ from securecluster.parties.method import Method
 from securecluster.parties.server_half import ServerHalf
 from securecluster.protocols import ClusteringProtocol, OneShot, Settings
 from securecluster.protocols.common.messages import Update
+from securecluster.results.fitted_state import UNTUNED
+from securecluster.runs.block import shared_rows
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runtime import transport as transports
 from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
@@ -206,3 +208,10 @@ def test_replies_of_two_forms_that_the_run_allows_are_those_of_most_clients() ->
     assert transports._of_another_form({0: Sent(None), 1: Sent(replies[0])}) == [1]
     shared = {i: Sent(Shared(torch.tensor([i // 3]))) for i in range(4)}
     assert transports._of_another_form(shared) == [3]
+
+
+def test_a_label_that_no_client_has_takes_no_model_from_others() -> None:
+    untuned = Rows(torch.arange(6.0).reshape(3, 2), (0, 1, 2))
+    kept = shared_rows(None, untuned, [3, 1, 3], unshared=[0])
+    # clients that choose alone may leave 0 and 2 to nobody
+    assert [row.tolist() for row in kept[UNTUNED][[1, 3]]] == [[2.0, 3.0], [4.0, 5.0]]

@@ -15,7 +15,7 @@ import torch
 from securecluster.cli.main import main
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
 from securecluster.folders import run_folder
-from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, LocalKMeans, OneShot
+from securecluster.protocols import CFL, IFCA, RDPCFL, SRFCA, FedAvg, LocalKMeans, OneShot
 from securecluster.reports import loading
 from securecluster.runs.replay import replay
 from securecluster.runtime import run as runtime_run
@@ -36,7 +36,8 @@ FEW = {
     "clove", "cflgp", "flux", "local-kmeans", "random", "fedavg momentum", "finetune", "mrmtl",
     "local",
 }  # fmt: skip
-CASES = [name if name in FEW else exhaustive(name) for name in VARIANTS]
+# which choose clusters in rounds that follow from the number of all
+CASES = [name if name in FEW else exhaustive(name) for name in VARIANTS if name[:6] != "rdpcfl"]
 SEEDED = replace(FULL, keys_from_seed=True)
 DATA = two_clusters(6, 24)
 
@@ -170,6 +171,7 @@ REFUSED = {
         FedAvg, {"target_epsilon": 8.0}, 3, "was found for target_epsilon = 8", UsageError
     ),
     "phase": (LocalKMeans, {"k": 2, "local_rounds": 5}, 6, "cut local_rounds = 5", UsageError),
+    "chosen": (RDPCFL, {"k": 2}, 3, "separate clusters were chosen in rounds", UsageError),
     "starts": (IFCA, {"k": 2, "starts": 2}, 8, "2 short starts of 2, and .* 2 of 1", UsageError),
     "inside": (SRFCA, {"refine": 1, "local_rounds": 1}, 3, "rounds was 2", RunFolderError),
 }  # fmt: skip

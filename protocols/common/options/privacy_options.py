@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from securecluster.core.validation import IN_PYTHON, NoiseMultiplier, Number, OneOf
 from securecluster.errors import UsageError
-from securecluster.parties.derived import CHOSEN, SCALE_NOISE, training_sizes, with_chosen
+from securecluster.parties.derived import BEGUN, CHOSEN, SCALE_NOISE, training_sizes, with_chosen
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, RowNoise
 from securecluster.privacy.dp.renyi import Step
 from securecluster.privacy.pipeline import Stage
@@ -191,8 +191,10 @@ class PrivacyOptions(OptionGroup):
             method: whose options they are.
             facts: of the clients and their data.
         """
-        if self.scale_noise is not None:
-            return float(self.scale_noise)
+        begun = vars(method).get(BEGUN, {})
+        given = begun.get(SCALE_NOISE, self.scale_noise)
+        if given is not None:
+            return float(given)
         # what training costs, in releases of everything
         trained = float(method.total_rounds)
         if self.per_example:

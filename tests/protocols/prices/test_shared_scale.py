@@ -15,6 +15,8 @@ from scipy import stats
 from securecluster import Federation
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Settings
+from securecluster.reports import loading
+from securecluster.runs.replay import replay
 from securecluster.training.shared_scale import WaitingSamples, scale_of
 
 BOUNDS = {0: (0, 120), 1: (-400, 400), 2: (0, 5)}
@@ -172,6 +174,39 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(stop: int, tmp_path: Pat
     assert resumed.ledger_.price(DELTA) == whole.ledger_.price(DELTA)
 
 
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_a_longer_run_keeps_the_noise_with_which_its_scale_was_found(
+    unit: str, tmp_path: Path
+) -> None:
+    options = {"clip": 1.0, "noise": 1.0, "dp_unit": unit}
+    settings = Settings(transcript="full")
+    begun = quick(**options).fit(federation(), settings, folder=tmp_path)
+    longer = quick(**options, rounds=5).fit(federation(), settings, folder=tmp_path)
+    assert (found(longer) == found(begun)).all()
+    ratio = begun.kept_.learned.config["scale_noise"]
+    in_one = quick(**options, rounds=5, scale_noise=ratio).fit(federation())
+    assert longer.ledger_.price(DELTA).epsilon == pytest.approx(
+        in_one.ledger_.price(DELTA).epsilon, rel=1e-9
+    )
+    replay(*loading.plan_of(tmp_path), tmp_path)
+
+
+def test_bounds_of_targets_are_no_features() -> None:
+    draws = np.random.default_rng(2)
+    table = pandas.DataFrame({"age": draws.uniform(20, 80, 40), "site": ["a", "b"] * 20})
+    table["cost"] = 30 * table["age"]
+    table["row"] = table["age"]
+    bounds = {"age": (0, 120), "row": (0, 120), "cost": (1000, 2000)}
+    of_all = Federation.from_frame(
+        table, client="site", label="cost", task="regression", scaling=("shared", bounds), seed=0
+    )
+    for shard in of_all.shards:
+        cost = 30 * (60 + 60 * shard.x[:, 0])
+        assert shard.y[:, 0] == pytest.approx((np.clip(cost, 1000, 2000) - 1500) / 500, abs=1e-5)
+    run = quick(rounds=1).fit(of_all)
+    assert found(run).shape == (2, 2)
+
+
 def test_nodes_of_their_own_end_as_clients_in_one_process() -> None:
     cases_of_nodes = {"cfl": CFL(rounds=3, model="linear"), "fedavg": quick(aggregation="secagg")}
     for made in cases_of_nodes.values():
@@ -235,3 +270,23 @@ def test_features_in_another_order_keep_their_gaps() -> None:
     for old, new in zip(first.shards, first.with_features(["q", "p"]).shards, strict=True):
         assert np.array_equal(old.samples[:, ::-1], new.samples, equal_nan=True)
         assert np.isnan(new.samples).any()
+
+
+def test_a_table_with_text_and_gaps_is_scored_as_it_is_predicted() -> None:
+    draws = np.random.default_rng(4)
+    table = pandas.DataFrame({"age": draws.uniform(20, 80, 60), "sex": ["f", "m"] * 30})
+    table["ill"], table["site"] = (table["age"] > 50).astype(int), ["a", "b", "c"] * 20
+    table.loc[::7, "age"] = np.nan
+    of_all = Federation.from_frame(
+        table,
+        client="site",
+        label="ill",
+        classes=[0, 1],
+        scaling=("shared", {"age": (0, 120)}),
+        prepare={"sex": ["f", "m"]},
+        seed=0,
+    )
+    run = quick().fit(of_all)
+    x, y = table[["age", "sex"]], table["ill"]
+    right = run.predict_samples("a", x) == y.to_numpy()
+    assert run.score("a", x, y.sample(frac=1, random_state=0)) == pytest.approx(right.mean())
