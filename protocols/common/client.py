@@ -194,10 +194,11 @@ class TrainingClient:
 
     @answers(SUM, through=("column_sums",))
     def sum_columns(self, context: CallContext, query: Empty) -> ColumnSums:
-        """Return counts, sums and sums of squares of each client's features on public bounds.
+        """Return what a shared scale follows from: counts, sums and squares, or histograms.
 
-        Where whole clients are protected, these are means over the client's samples; under noise a
-        client, or a sample, contributes a row of norm 1 at most.
+        They are of each client's features on public bounds. Where whole clients are protected,
+        these are means over the client's samples; under noise a client, or a sample, contributes a
+        row of norm 1 at most.
         """
         clips = self._pipeline.of("column_sums").clips
         noise = context.noise
@@ -212,8 +213,8 @@ class TrainingClient:
 
     @answers(GATHER, private=False)
     def receive_scale(self, context: CallContext, query: ColumnScale) -> Ack:
-        """Bring samples to the mean and the deviation over all clients."""
-        scale = torch.stack([query.means.value, query.deviations.value])
+        """Bring samples to the scale over all clients."""
+        scale = torch.stack([query.centres.value, query.widths.value])
         self.cohort.rescale(context.positions, scale)
         return Ack()
 

@@ -46,22 +46,22 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class ColumnSums:
-    """Client to server, in a sum: counts, sums and sums of squares of its features."""
+    """Client to server, in a sum: what a scale of its features follows from."""
 
-    column_sums: Annotated[Rows, Real(("column_sums",))]  # (b, 3f)
+    column_sums: Annotated[Rows, Real(("column_sums",))]  # (b, sf)
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnScale:
-    """Server to client: the mean and the deviation of each feature on its public bounds."""
+    """Server to client: the centre and the width of each feature on its public bounds."""
 
     # (f,)
-    means: Annotated[
+    centres: Annotated[
         Shared, Real(("columns",), low=-1, maximum=1, average=True, made_of=("column_sums",))
     ]
     # (f,)
-    deviations: Annotated[
-        Shared, Real(("columns",), low=0, maximum=1, average=True, made_of=("column_sums",))
+    widths: Annotated[
+        Shared, Real(("columns",), low=0, maximum=1.5, average=True, made_of=("column_sums",))
     ]
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from securecluster.data.class_names import ClassNames
 from securecluster.data.feature_columns import listed
-from securecluster.data.scaling import SHARED, Scaling
+from securecluster.data.scaling import FOUND, Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import (
     CLASSIFICATION,
@@ -183,7 +183,7 @@ class Facts:
     @property
     def shares_scale(self) -> bool:
         """Return whether the run finds a scale of features that its clients share."""
-        return self.scaling is not None and self.scaling["kind"] == SHARED
+        return self.scaling is not None and self.scaling["kind"] in FOUND
 
     @property
     def sizes(self) -> tuple[int, ...]:

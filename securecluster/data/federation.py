@@ -428,15 +428,16 @@ class Federation:
                 between clients are lost; or public bounds that become −1 and 1, a pair (low, high)
                 for all features or for each column by its name, with values beyond them cut off;
                 or ("shared", bounds), which the run brings to the mean and the deviation over all
-                clients, by one sum of bounded numbers under its own protections.
+                clients, by one sum of bounded numbers under its own protections; or
+                ("shared-quantiles", bounds): likewise, to the median and the interquartile range.
             prepare: "auto" fills gaps, makes columns of 0 and 1 of categories (text) and days of
                 dates, and scales numbers as `scaling` says, "client" unless it is given; the
                 categories of columns by their names, {"sex": ["female", "male"]}, say which these
                 are. So does a ColumnTransformer of OneHotEncoder and of pipelines of SimpleImputer
                 and StandardScaler (scikit-learn), or such a pipeline alone; it is not fitted, but
                 each client's own is made like it. Gaps among numbers become the client's median,
-                the middle of its bounds, or the shared mean. It is a part of the model, as the
-                scaling is.
+                the middle of its bounds, or the shared mean or median. It is a part of the model,
+                as the scaling is.
             channels: "first" for images (channels, height, width), or "last" for (height, width,
                 channels), as which predictions take them, too.
             seed: of every public draw, here and in the runs on this federation; keys, masks and

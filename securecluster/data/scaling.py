@@ -20,8 +20,10 @@ from securecluster.errors import UsageError
 
 Array: TypeAlias = NDArray[Any]
 NONE, CLIENT, BOUNDS, SHARED = "none", "client", "bounds", "shared"
+QUANTILES = "shared-quantiles"
+FOUND = (SHARED, QUANTILES)  # by the run, within public bounds
 FIRST, LAST = "first", "last"  # axes of images' channels
-POOLED = "pooled"  # name of the shared means and deviations (2, f) in clients' state
+POOLED = "pooled"  # name of the shared centres and widths (2, f) in clients' state
 AUTO = "auto"  # a preparation that finds categories itself
 Categories: TypeAlias = tuple[str | float, ...] | None  # of a column; None for numbers
 
@@ -95,8 +97,9 @@ class Scaling:
     Args:
         kind: "client": each client by its own mean and standard deviation; "bounds": from public
             bounds to −1 … 1, with values beyond them cut off; "shared": likewise, and from there by
-            the mean and the deviation over all clients, which the run finds; "none": as they are,
-            of images whose channels come last.
+            the mean and the deviation over all clients, which the run finds; "shared-quantiles":
+            by their median and interquartile range; "none": as they are, of images whose channels
+            come last.
         low: lower bound of each feature, or one of all of them; empty for "client".
         high: upper bounds.
         categories: of each column of a table whose gaps are filled: numbers are filled by the
@@ -126,7 +129,8 @@ class Scaling:
 
         Args:
             choice: "none", "client", or bounds: one pair (low, high), or a pair for each column by
-                its name, or by its number where columns have no names; or ("shared", bounds).
+                its name, or by its number where columns have no names; or ("shared", bounds), or
+                ("shared-quantiles", bounds).
             names: of the columns, or None.
             shape: of a sample.
             categories: of each column, where gaps are filled; then "none" is "client".
@@ -145,7 +149,7 @@ class Scaling:
         if isinstance(choice, str) and choice == CLIENT:
             return cls(CLIENT)
         if is_shared(choice):
-            return cls._shared(choice[1], names, shape)
+            return cls._shared(*choice, names, shape)
         if isinstance(choice, Mapping):
             pairs = _of_columns(choice, names, shape)
         elif isinstance(choice, str):
@@ -159,7 +163,9 @@ class Scaling:
         return cls(BOUNDS, tuple(low), tuple(high))
 
     @classmethod
-    def _shared(cls, bounds: Any, names: Sequence[str] | None, shape: Sequence[int]) -> Scaling:
+    def _shared(
+        cls, kind: str, bounds: Any, names: Sequence[str] | None, shape: Sequence[int]
+    ) -> Scaling:
         """Return the scaling by numbers that the run finds within public bounds.
 
         Raises:
@@ -167,22 +173,22 @@ class Scaling:
         """
         if len(shape) != 1 or not shape[0]:
             raise UsageError(
-                "a shared mean and deviation are of the columns of numbers of a table, and there "
+                "a shared scale is of the columns of numbers of a table, and there "
                 "are none: give bounds, or 'client'"
             )
         scaling = None if isinstance(bounds, str) else cls.chosen(bounds, names, shape)
         if scaling is None:
             raise UsageError(
-                f"scaling = ('shared', {bounds!r}): what clients send is bounded by public bounds, "
-                "give them: ('shared', {'age': (0, 120), ...})"
+                f"scaling = ({kind!r}, {bounds!r}): what clients send is bounded by public bounds, "
+                f"give them: ({kind!r}, {{'age': (0, 120), ...}})"
             )
         repeats = shape[0] // len(scaling.low)
-        return cls(SHARED, scaling.low * repeats, scaling.high * repeats)
+        return cls(kind, scaling.low * repeats, scaling.high * repeats)
 
     @property
     def shared(self) -> bool:
-        """Return whether the run finds the mean and the deviation over all clients."""
-        return self.kind == SHARED
+        """Return whether the run finds the scale over all clients."""
+        return self.kind in FOUND
 
     @property
     def numbers(self) -> list[int]:
@@ -192,10 +198,10 @@ class Scaling:
         return np.flatnonzero(np.isnan(self.marks)).tolist()
 
     def pooled(self, scale: Sequence[Sequence[float]]) -> Scale:
-        """Return the scale of samples as clients have them, whose gaps become means.
+        """Return the scale of samples as clients have them, whose gaps become centres.
 
         Args:
-            scale: means and deviations of the numbers on public bounds, as the run found them.
+            scale: centres and widths of the numbers on public bounds, as the run found them.
         """
         bounds = self.public
         assert bounds is not None
@@ -380,7 +386,7 @@ class Scaling:
         low, high = (tuple(map(float, value.get(name, ()))) for name in ("low", "high"))
         categories = tuple(_categories(names) for names in value.get("categories", ()))
         channels = value.get("channels", FIRST)
-        kinds = (CLIENT, BOUNDS, SHARED, *([NONE] if channels == LAST else []))
+        kinds = (CLIENT, BOUNDS, *FOUND, *([NONE] if channels == LAST else []))
         if value["kind"] not in kinds or len(low) != len(high) or channels not in (FIRST, LAST):
             raise ValueError("no scaling")
         counted = bool(value.get("counted", False))
@@ -536,16 +542,17 @@ def chosen_scaling(scaling: str | None, bounds: Sequence[str] | None) -> Any:
     """Return the scaling that options of the command line name, as `Scaling.chosen` takes it.
 
     Args:
-        scaling: "none", "client", "bounds" or "shared"; None is "bounds" where there are some, else
-            "none".
+        scaling: "none", "client", "bounds", "shared" or "shared-quantiles"; None is "bounds" where
+            there are some, else "none".
         bounds: as COLUMN=LOW:HIGH, or a single LOW:HIGH.
 
     Raises:
         UsageError: another word, or bounds without numbers or without use.
     """
     mode = scaling or (BOUNDS if bounds else NONE)
-    if mode not in (NONE, CLIENT, BOUNDS, SHARED):
-        raise UsageError(f"--scaling {mode}: give one of {NONE}, {CLIENT}, {BOUNDS}, {SHARED}")
+    if mode not in (NONE, CLIENT, BOUNDS, *FOUND):
+        kinds = ", ".join((NONE, CLIENT, BOUNDS, *FOUND))
+        raise UsageError(f"--scaling {mode}: give one of {kinds}")
     if bounds and mode in (NONE, CLIENT):
         raise UsageError(f"--bounds are for --scaling bounds, not {mode}: leave one of them out")
     if mode in (NONE, CLIENT):
@@ -561,7 +568,7 @@ def chosen_scaling(scaling: str | None, bounds: Sequence[str] | None) -> Any:
         chosen = _pair("all features", pairs[""])
     else:
         chosen = {column: _pair(f"column {column!r}", pair) for column, pair in pairs.items()}
-    return (SHARED, chosen) if mode == SHARED else chosen
+    return (mode, chosen) if mode in FOUND else chosen
 
 
 def scaling_options(scaling: Any) -> dict[str, Any]:
@@ -583,6 +590,6 @@ def scaling_options(scaling: Any) -> dict[str, Any]:
 
 
 def is_shared(choice: Any) -> bool:
-    """Return whether a user's choice is ("shared", bounds)."""
+    """Return whether a user's choice is of a kind that the run finds, and bounds."""
     is_pair = isinstance(choice, list | tuple) and len(choice) == 2
-    return is_pair and isinstance(choice[0], str) and choice[0] == SHARED
+    return is_pair and isinstance(choice[0], str) and choice[0] in FOUND

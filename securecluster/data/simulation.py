@@ -79,8 +79,9 @@ class Simulation:
     """
     scaling: str | None = None
     """your own file: none, client (each client standardises its features by its own mean and
-    deviation, and shifts between clients are lost), bounds (--bounds become -1 and 1) or shared
-    (mean and deviation over all clients, within --bounds, by one sum that the run protects)
+    deviation, and shifts between clients are lost), bounds (--bounds become -1 and 1), shared (mean
+    and deviation over all clients, within --bounds, by one sum that the run protects) or
+    shared-quantiles (likewise, median and interquartile range)
     """
     bounds: tuple[str, ...] | None = None
     """your own file: public bounds of the features, COLUMN=LOW:HIGH for each, or one LOW:HIGH; and

@@ -22,7 +22,7 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, RowNoise
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import message_types
 from securecluster.runtime.port import TRIES
-from securecluster.training.shared_scale import STATISTICS, row_norm, scale_of
+from securecluster.training.shared_scale import STATISTICS, Statistics
 
 if TYPE_CHECKING:
     from securecluster.parties.method import Method
@@ -54,6 +54,11 @@ class SharedScale:
         return len(scaling.numbers) if scaling is not None and scaling.shared else 0
 
     @property
+    def statistics(self) -> Statistics:
+        """Return what clients tell of each feature, in runs that find a scale."""
+        return STATISTICS[self.config["scaling"]["kind"]]
+
+    @property
     def multiplier(self) -> float:
         """Return the noise multiplier of the sum."""
         return float(self.config["noise"]) * float(self.config[SCALE_NOISE])
@@ -61,7 +66,8 @@ class SharedScale:
     @property
     def sizes(self) -> dict[str, int]:
         """Return the sizes that bound its messages, by name."""
-        return {"columns": self.columns, FIELD: STATISTICS * self.columns}
+        told = self.statistics.count * self.columns if self.columns else 0
+        return {"columns": self.columns, FIELD: told}
 
     @property
     def row_noises(self) -> dict[str, RowNoise]:
@@ -94,7 +100,7 @@ class SharedScale:
         return pipeline
 
     def found(self, sums: Sums[Any]) -> list[list[float]]:
-        """Return means and deviations by sums over clients; those of the bounds where nobody sent.
+        """Return centres and widths by sums over clients; those of the bounds where nobody sent.
 
         Args:
             sums: one row, or none.
@@ -105,12 +111,13 @@ class SharedScale:
         row = getattr(sums.rows, FIELD).values.double().cpu().numpy()[0]
         by_client = self.method.privacy.per_client
         # without a bound on what a client contributes, rows are sums as they are
-        norm = row_norm(self.columns) if by_client or self.multiplier else 1.0
+        norm = self.statistics.row_norm(self.columns) if by_client or self.multiplier else 1.0
         deviation = self.multiplier * norm
         if self.config["placement"] == LOCAL:  # each client adds all of it, and variances add up
             deviation *= math.sqrt(members)
         most = float(members) if by_client else math.inf
-        scale = scale_of((norm * row).reshape(STATISTICS, self.columns), deviation, most)
+        told = (norm * row).reshape(self.statistics.count, self.columns)
+        scale = self.statistics.scale_of(told, deviation, most)
         # as clients receive it
         found: list[list[float]] = torch.tensor(scale, dtype=self.dtype).tolist()
         return found
@@ -154,8 +161,8 @@ def tell_scale(method: Method, net: ServerChannel, to: Sequence[int]) -> None:
     if not lacking:
         return
     dtype = SharedScale(method, net.agreed).dtype
-    means, deviations = torch.tensor(net.state.scale, dtype=dtype)
+    centres, widths = torch.tensor(net.state.scale, dtype=dtype)
     query, _ = message_types(method.client, "receive_scale")
-    message = query(Shared(means), Shared(deviations))
+    message = query(Shared(centres), Shared(widths))
     replies = net.gather(method.client.receive_scale, message, to=lacking, tries=TRIES)
     net.state.scaled = sorted({*net.state.scaled, *replies.ids})

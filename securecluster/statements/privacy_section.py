@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from securecluster.data.scaling import Scaling
+from securecluster.data.scaling import SHARED, Scaling
 from securecluster.parties.derived import needs_samples
 from securecluster.privacy import run_secret
 from securecluster.privacy.dp.ledger import Price, Row
@@ -471,9 +471,10 @@ def _public_scales(config: Config) -> list[str]:
             "contributions alone, and epsilon covers these as a whole"
         )
     if scaling is not None and scaling.shared:
+        found = "means and deviations" if scaling.kind == SHARED else "medians and quartiles"
         public.append(
             "the bounds of the features are public, and known without the data; samples are "
-            "scaled by means and deviations over all clients, which follow from one noised sum "
+            f"scaled by {found} over all clients, which follow from one noised sum "
             "(column_sums) that epsilon includes"
         )
     return public

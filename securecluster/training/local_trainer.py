@@ -219,10 +219,11 @@ class LocalTrainer:
         tested = [(shard.test_samples, shard.y_test) for shard in shards]
         self._waiting: WaitingSamples | None = None
         if federation.scaling is not None and federation.scaling.shared:
-            from securecluster.training.shared_scale import WaitingSamples
+            from securecluster.training.shared_scale import STATISTICS, WaitingSamples
 
             numbers = federation.scaling.numbers
-            self._waiting = WaitingSamples(numbers, [trained, validated, tested])
+            statistics = STATISTICS[federation.scaling.kind]
+            self._waiting = WaitingSamples(numbers, [trained, validated, tested], statistics)
             trained, validated, tested = self._waiting.scaled()
         self._hold(trained, validated, tested)
 
@@ -249,7 +250,7 @@ class LocalTrainer:
     def column_sums(
         self, clients: Sequence[int], means: bool, norm: float | None = None
     ) -> FloatArray:
-        """Return counts, sums and sums of squares of each client's features, (b, 3f).
+        """Return what a shared scale follows from, of each client's f features, (b, sf).
 
         Args:
             clients: positions of the clients.
@@ -286,7 +287,7 @@ class LocalTrainer:
 
         Args:
             clients: positions of the clients.
-            scale: (2, f) mean and deviation of each feature on its public bounds.
+            scale: (2, f) centre and width of each feature on its public bounds.
 
         Raises:
             PolicyError: the run finds no scale that clients share.

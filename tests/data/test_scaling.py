@@ -123,7 +123,16 @@ def test_none_changes_nothing() -> None:
         assert made().facts.scaling is None
 
 
-@pytest.mark.parametrize("scaling", ["client", (0.0, 255.0), {"a": (-1.5, 2.0), "b=c": (0.0, 1e9)}])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        "client",
+        (0.0, 255.0),
+        {"a": (-1.5, 2.0), "b=c": (0.0, 1e9)},
+        ("shared", {"a": (-1.5, 2.0)}),
+        ("shared-quantiles", (0.0, 255.0)),
+    ],
+)
 def test_options_of_the_command_line_say_the_same(scaling: Any) -> None:
     options = scaling_options(scaling)
     assert chosen_scaling(options["scaling"], options.get("bounds")) == scaling

@@ -86,6 +86,16 @@ CASES = {
         ("shared", BOUNDS),
         FedAvg(model="linear", rounds=2, aggregation="secagg", target_epsilon=8),
     ),
+    "shared quantiles": (
+        table,
+        ("shared-quantiles", BOUNDS),
+        CFL(model="mlp-32", rounds=4, mask="permutation"),
+    ),
+    "gaps, shared quantiles": (
+        gaps,
+        ("shared-quantiles", BOUNDS),
+        FedAvg(model="linear", rounds=2, aggregation="secagg", target_epsilon=8),
+    ),
     "images, own numbers": (images, "client", FedAvg(model="linear", rounds=2)),
     "images, public bounds": (images, (0, 150), FedAvg(model="linear", rounds=2)),
     "channels last": (colours, "none", FedAvg(model="linear", rounds=2)),

@@ -1,4 +1,4 @@
-"""Means and deviations that clients share: exact sums, bounded contributions, and their price."""
+"""Scales of features that clients share: exact sums, bounded contributions, and their price."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import pytest
 from scipy import stats
 
 from securecluster import Federation
+from securecluster.data.scaling import FOUND, QUANTILES, SHARED
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Settings
 from securecluster.reports import loading
 from securecluster.runs.replay import replay
-from securecluster.training.shared_scale import WaitingSamples, scale_of
+from securecluster.training.shared_scale import BINS, STATISTICS, WaitingSamples
 
 BOUNDS = {0: (0, 120), 1: (-400, 400), 2: (0, 5)}
 LOW, HIGH = np.array(list(BOUNDS.values()), float).T
 DELTA = 1e-5
+KINDS = pytest.mark.parametrize("kind", FOUND)
 
 
-def federation(gaps: float = 0.1, **changes: Any) -> Federation:
+def federation(gaps: float = 0.1, kind: str = SHARED, **changes: Any) -> Federation:
     """Return four sites of one table, with gaps and with values beyond the bounds."""
     draws = np.random.default_rng(5)
     sites = {}
@@ -33,12 +35,12 @@ def federation(gaps: float = 0.1, **changes: Any) -> Federation:
         y = (x[:, 0] + 3 * draws.normal(size=size) > 57).astype(int)
         x[draws.random(x.shape) < gaps] = np.nan
         sites[f"site {site}"] = (x, y)
-    options = {"classes": 2, "scaling": ("shared", BOUNDS), "prepare": {}, "seed": 0, **changes}
+    options = {"classes": 2, "scaling": (kind, BOUNDS), "prepare": {}, "seed": 0, **changes}
     return Federation.from_arrays(sites, **options)
 
 
 def found(run: Any) -> np.ndarray:
-    """Return the means and deviations that a run found, (2, 3)."""
+    """Return the centres and widths that a run found, (2, 3)."""
     return np.array(run.kept_.learned.network.scale)
 
 
@@ -57,6 +59,39 @@ def test_without_noise_the_numbers_are_those_of_all_rows(options: dict[str, Any]
     assert math.isinf(run.ledger_.price(DELTA).epsilon)
 
 
+def quartiles(rows: np.ndarray) -> np.ndarray:
+    """Return the quartiles of columns (n, f) without their gaps, each that of a row, (3, f)."""
+    found: np.ndarray = np.nanquantile(rows, [0.25, 0.5, 0.75], axis=0, method="inverted_cdf")
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"aggregation": "secagg"}], ids=["plain", "secagg"])
+def test_without_noise_quartiles_are_those_of_all_rows_within_a_bin(
+    options: dict[str, Any],
+) -> None:
+    of_all = federation(kind=QUANTILES)
+    rows = np.concatenate([shard.samples for shard in of_all.shards])
+    medians, widths = found(quick(**options).fit(of_all))
+    first, expected, third = quartiles(rows)
+    assert np.abs(medians - expected).max() <= 2 / BINS
+    assert np.abs(widths - (third - first) / 1.349).max() <= 2 * (2 / BINS) / 1.349
+
+
+def test_quantiles_of_a_skewed_feature_do_not_follow_its_tail() -> None:
+    draws = np.random.default_rng(3)
+    values = np.minimum(draws.lognormal(0, 1.5, (3, 300, 1)), 20)
+    sites = {name: (x, np.arange(300) % 2) for name, x in zip("abc", values, strict=True)}
+    scales = {}
+    for kind in FOUND:
+        of_all = Federation.from_arrays(sites, scaling=(kind, (0, 20)), classes=2, seed=0)
+        rows = np.concatenate([shard.samples for shard in of_all.shards])
+        scales[kind] = found(quick(rounds=1).fit(of_all))[:, 0]
+    first, median, third = quartiles(rows)[:, 0]
+    expected = [median, (third - first) / 1.349]
+    assert scales[QUANTILES] == pytest.approx(expected, abs=1 / BINS)
+    assert (scales[SHARED] > np.array(expected) + 4 / BINS).all()
+
+
 @pytest.mark.filterwarnings("ignore:values in")  # of 7.3, which all rows have
 def test_what_is_constant_everywhere_counts_for_nothing_and_at_one_client_for_the_others() -> None:
     sites = {}
@@ -73,8 +108,9 @@ def test_what_is_constant_everywhere_counts_for_nothing_and_at_one_client_for_th
     assert (outputs[0] == outputs[1]).all()
 
 
+@KINDS
 @pytest.mark.parametrize("means", [True, False], ids=["clients", "examples"])
-def test_blanking_one_moves_the_sums_by_the_norm_at_most(means: bool) -> None:
+def test_blanking_one_moves_the_sums_by_the_norm_at_most(means: bool, kind: str) -> None:
     draws = np.random.default_rng(0)
     for trial in range(40):
         # extreme values and gaps, one of them at the bounds throughout
@@ -85,7 +121,7 @@ def test_blanking_one_moves_the_sums_by_the_norm_at_most(means: bool) -> None:
         blanked[slice(None) if means else 2] = np.nan
         moved = []
         for rows in (x, blanked):
-            waiting = WaitingSamples(range(4), [[(rows, np.zeros(6))]] * 3)
+            waiting = WaitingSamples(range(4), [[(rows, np.zeros(6))]] * 3, STATISTICS[kind])
             moved.append(waiting.sums([0], means, 1.0)[0])
         distance = np.linalg.norm(moved[0] - moved[1])
         assert distance <= 1 + 1e-12
@@ -101,10 +137,11 @@ def gaussian_epsilon(mu: float) -> float:
     return float(grid[np.argmax(first - np.exp(log_second) <= DELTA)])
 
 
+@KINDS
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
-def test_the_sum_is_priced_as_one_gaussian_release_beside_training(ratio: float) -> None:
+def test_the_sum_is_priced_as_one_gaussian_release_beside_training(ratio: float, kind: str) -> None:
     noise = {"clip": 1.0, "noise": 2.0, "placement": "local"}
-    run = quick(**noise, scale_noise=ratio).fit(federation())
+    run = quick(**noise, scale_noise=ratio).fit(federation(kind=kind))
     mu = math.sqrt(3 / 2.0**2 + 1 / (2.0 * ratio) ** 2)
     assert run.ledger_.price(DELTA).epsilon == pytest.approx(gaussian_epsilon(mu), rel=2e-3)
     (event,) = (event for event in run.ledger_.events if event.method == "sum_columns")
@@ -120,16 +157,18 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 
 
+@KINDS
 @pytest.mark.parametrize("case", TARGETS)
-def test_a_target_has_room_for_the_sum(case: str, tmp_path: Path) -> None:
+def test_a_target_has_room_for_the_sum(case: str, kind: str, tmp_path: Path) -> None:
     made = quick(target_epsilon=6.0, **TARGETS[case])
     settings = Settings(transcript="full")
-    run = made.fit(federation(), settings, folder=tmp_path)
+    run = made.fit(federation(kind=kind), settings, folder=tmp_path)
     assert 5.5 < run.ledger_.price(DELTA).epsilon <= 6.0
     config = run.kept_.learned.config
     assert config["chosen"]["scale_noise"] == config["scale_noise"]
-    means, deviations = found(run)
-    assert (np.abs(means) <= 1).all() and (deviations > 0).all() and (deviations <= 1).all()
+    centres, widths = found(run)
+    assert (np.abs(centres) <= 1).all() and (widths > 0).all()
+    assert (widths <= LARGEST[kind]).all()
     assert run.replay(run.transcript_, config) == run.server_state_
     # about a tenth of the budget, in 1/z², where training is not sampled
     if "example" not in case:
@@ -137,37 +176,59 @@ def test_a_target_has_room_for_the_sum(case: str, tmp_path: Path) -> None:
         assert 1 / config["scale_noise"] ** 2 / rounds == pytest.approx(1 / 9)
 
 
-def test_the_more_noise_the_closer_to_what_the_bounds_say() -> None:
-    sums = np.array([[200.0, 200.0], [100.0, -50.0], [60.0, 40.0]])
-    exact = scale_of(sums, 0.0, 200)
-    assert exact == pytest.approx(np.array([[0.5, -0.25], [0.05**0.5, 0.1375**0.5]]))
+SUMS = {
+    SHARED: np.array([[200.0, 200.0], [100.0, -50.0], [60.0, 40.0]]),
+    QUANTILES: np.array([[120.0, 0.0], [80.0, 0.0], *[[0.0, 0.0]] * (BINS - 3), [0.0, 200.0]]),
+}
+EXACT = {
+    SHARED: np.array([[0.5, -0.25], [0.05**0.5, 0.1375**0.5]]),
+    # quartiles at 50/120, 100/120 and 1 + 30/80 bins, and at 31 and 1, 2 and 3 quarters
+    QUANTILES: np.array([[100 / 120, 31.5], [(165 / 120 - 50 / 120) / 1.349, 0.5 / 1.349]])
+    * (2 / BINS)
+    - [[1], [0]],
+}
+# of a feature that is uniform on its bounds
+UNIFORM = {SHARED: 3**-0.5, QUANTILES: 1 / 1.349}
+# half of all values at each of the bounds
+LARGEST = {SHARED: 1.0, QUANTILES: 2 / 1.349}
+
+
+@KINDS
+def test_the_more_noise_the_closer_to_what_the_bounds_say(kind: str) -> None:
+    scale_of = STATISTICS[kind].scale_of
+    assert scale_of(SUMS[kind], 0.0, 200) == pytest.approx(EXACT[kind])
     distances = []
     for deviation in (1.0, 30.0, 1000.0, 1e9):
-        means, deviations = scale_of(sums, deviation, 200)
-        distances.append(np.abs(means).max() + np.abs(deviations - 3**-0.5).max())
+        centres, widths = scale_of(SUMS[kind], deviation, 200)
+        distances.append(np.abs(centres).max() + np.abs(widths - UNIFORM[kind]).max())
     assert sorted(distances, reverse=True) == distances and distances[-1] < 1e-6
 
 
+@KINDS
 @pytest.mark.parametrize("value", [-1e30, 0.0, 1e30])
-def test_whatever_a_sum_is_the_scale_is_within_the_bounds(value: float) -> None:
+def test_whatever_a_sum_is_the_scale_is_within_the_bounds(value: float, kind: str) -> None:
     draws = np.random.default_rng(1)
+    statistics = STATISTICS[kind]
     for deviation in (0.0, 0.1, 1e6):
-        sums = draws.choice([value, 1.0, -3.0], (3, 50))
-        means, deviations = scale_of(sums, deviation, 10)
-        assert np.isfinite([means, deviations]).all()
-        assert (np.abs(means) <= 1).all() and (deviations >= 0).all() and (deviations <= 1).all()
+        sums = draws.choice([value, 1.0, -3.0], (statistics.count, 50))
+        centres, widths = statistics.scale_of(sums, deviation, 10)
+        assert np.isfinite([centres, widths]).all()
+        assert (np.abs(centres) <= 1).all()
+        assert (widths >= 0).all() and (widths <= LARGEST[kind]).all()
 
 
-@pytest.mark.parametrize("stop", [1, 2])
-def test_a_run_that_is_resumed_ends_as_one_that_was_not(stop: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop", "kind"), [(1, SHARED), (2, SHARED), (1, QUANTILES)])
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(
+    stop: int, kind: str, tmp_path: Path
+) -> None:
     settings = Settings(keys_from_seed=True)
     noise = {"clip": 1.0, "noise": 1.0, "mask": "permutation"}
-    whole = quick(**noise).fit(federation(), settings)
+    whole = quick(**noise).fit(federation(kind=kind), settings)
     with pytest.raises(KeyboardInterrupt):
         quick(**noise).fit(
-            federation(), settings, folder=tmp_path, report=cases.interrupt_after(stop)
+            federation(kind=kind), settings, folder=tmp_path, report=cases.interrupt_after(stop)
         )
-    resumed = quick(**noise).fit(federation(), settings, folder=tmp_path)
+    resumed = quick(**noise).fit(federation(kind=kind), settings, folder=tmp_path)
     assert (found(resumed) == found(whole)).all()
     assert resumed.server_state_ == whole.server_state_
     assert resumed.accuracy_.tolist() == whole.accuracy_.tolist()
@@ -207,11 +268,12 @@ def test_bounds_of_targets_are_no_features() -> None:
     assert found(run).shape == (2, 2)
 
 
-def test_nodes_of_their_own_end_as_clients_in_one_process() -> None:
+@KINDS
+def test_nodes_of_their_own_end_as_clients_in_one_process(kind: str) -> None:
     cases_of_nodes = {"cfl": CFL(rounds=3, model="linear"), "fedavg": quick(aggregation="secagg")}
     for made in cases_of_nodes.values():
-        state, nodes = cases.serve_nodes(made, federation())
-        together = made.fit(federation(), cases.DOUBLE).client_models_.values
+        state, nodes = cases.serve_nodes(made, federation(kind=kind))
+        together = made.fit(federation(kind=kind), cases.DOUBLE).client_models_.values
         kept = [made.observer.kept_models(node.client, state).values for node in nodes]
         assert np.concatenate(kept) == pytest.approx(together.numpy(), abs=1e-9)
 
@@ -225,6 +287,7 @@ def test_who_was_lost_is_told_before_a_later_round() -> None:
 
 REFUSED = [
     (("shared", "none"), "public bounds"),
+    (("shared-quantiles", "none"), r"give them: .'shared-quantiles'"),
     (("shared", {0: (0, 1)}), "bounds lack 1, 2"),
     ("shared", "or .'shared', bounds"),
 ]
