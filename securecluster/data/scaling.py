@@ -149,7 +149,7 @@ class Scaling:
         if isinstance(choice, str) and choice == CLIENT:
             return cls(CLIENT)
         if is_shared(choice):
-            return cls._shared(*choice, names, shape)
+            return cls._shared(choice, names, shape)
         if isinstance(choice, Mapping):
             pairs = _of_columns(choice, names, shape)
         elif isinstance(choice, str):
@@ -164,7 +164,7 @@ class Scaling:
 
     @classmethod
     def _shared(
-        cls, kind: str, bounds: Any, names: Sequence[str] | None, shape: Sequence[int]
+        cls, choice: Sequence[Any], names: Sequence[str] | None, shape: Sequence[int]
     ) -> Scaling:
         """Return the scaling by numbers that the run finds within public bounds.
 
@@ -176,6 +176,7 @@ class Scaling:
                 "a shared scale is of the columns of numbers of a table, and there "
                 "are none: give bounds, or 'client'"
             )
+        kind, bounds = choice
         scaling = None if isinstance(bounds, str) else cls.chosen(bounds, names, shape)
         if scaling is None:
             raise UsageError(
