@@ -31,7 +31,7 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 670,
     "attacks": 7130,
-    "benchmarks": 15010,
+    "benchmarks": 15030,
     "protocols": 770,
     "protocols/cfl": 990,
     "protocols/common": 5210,
@@ -48,7 +48,7 @@ CODE_LINES = {
     "securecluster/clustering": 1930,
     "securecluster/commands": 620,
     "securecluster/core": 1810,
-    "securecluster/data": 6200,
+    "securecluster/data": 6140,
     "securecluster/figures": 800,
     "securecluster/folders": 820,
     "securecluster/messaging": 1900,
@@ -59,13 +59,13 @@ CODE_LINES = {
     "securecluster/protections": 4580,
     "securecluster/recordings": 1090,
     "securecluster/reports": 1570,
-    "securecluster/results": 2130,
+    "securecluster/results": 2140,
     "securecluster/runs": 1610,
     "securecluster/runtime": 3520,
     "securecluster/statements": 1520,
     "securecluster/studies": 3400,
-    "securecluster/training": 2120,
-    "tests": 75860,
+    "securecluster/training": 2180,
+    "tests": 75890,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
@@ -74,7 +74,7 @@ CROWDED = {
 }
 FILES_NEEDED = {
     "securecluster.protocols.fedavg": 120,
-    "securecluster.protocols.cfl.protocol": 160,
+    "securecluster.protocols.cfl.protocol": 162,
     "securecluster.results.predictions": 60,
     "securecluster.parties.method": 2,
 }
@@ -91,7 +91,7 @@ NOT_OF_FEDAVG = (
 MOST_WORDS = {
     "README.md": 1180,
     "ARCHITECTURE.md": 1990,
-    "docs/*.md": 47150,
+    "docs/*.md": 45340,
     "docs/evidence/*.md": 89400,
 }
 

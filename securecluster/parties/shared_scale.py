@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.data.scaling import Scaling
-from securecluster.data.shared_scale import STATISTICS, row_norm, scale_of
 from securecluster.messaging.messages import Empty, Shared
 from securecluster.messaging.replies import Sums
 from securecluster.parties.derived import SCALE_NOISE
@@ -23,6 +22,7 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, RowNoise
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import message_types
 from securecluster.runtime.port import TRIES
+from securecluster.training.shared_scale import STATISTICS, row_norm, scale_of
 
 if TYPE_CHECKING:
     from securecluster.parties.method import Method

@@ -42,7 +42,6 @@ from securecluster.training.batches import (
     resampled,
     sizes_of_epochs,
 )
-from securecluster.training.best_models import BestModels
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
@@ -50,10 +49,11 @@ from securecluster.training.joint_training import Request
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
-    from securecluster.data.shared_scale import WaitingSamples
     from securecluster.models.flat_model import Params
     from securecluster.models.validation import FlatModel
+    from securecluster.training.best_models import BestModels
     from securecluster.training.dp_sgd import DPSGDState
+    from securecluster.training.shared_scale import WaitingSamples
 
 __all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_training"]
 
@@ -219,7 +219,7 @@ class LocalTrainer:
         tested = [(shard.test_samples, shard.y_test) for shard in shards]
         self._waiting: WaitingSamples | None = None
         if federation.scaling is not None and federation.scaling.shared:
-            from securecluster.data.shared_scale import WaitingSamples
+            from securecluster.training.shared_scale import WaitingSamples
 
             numbers = federation.scaling.numbers
             self._waiting = WaitingSamples(numbers, [trained, validated, tested])
@@ -578,7 +578,7 @@ class LocalTrainer:
     def _note_best(self, start: Rows, clients: Sequence[int]) -> None:
         """Keep the models that clients begin with where none before had less validation loss."""
         if self._best is None:
-            self._best = BestModels(len(self.ids), self._whole_start)
+            self._best = self._no_models_yet()
         models = self.whole(start, clients)
         self._best.note(models, clients, self.validation_loss(models, clients))
 
@@ -943,6 +943,12 @@ class LocalTrainer:
         self.access.read("test_samples")
         return self._test_on
 
+    def _no_models_yet(self) -> BestModels:
+        """Return the best models of clients that have had none."""
+        from securecluster.training.best_models import BestModels
+
+        return BestModels(len(self.ids), self._whole_start)
+
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the clients' state between trainings, by name.
 
@@ -968,7 +974,7 @@ class LocalTrainer:
             self._local.recall(memory)
         self._best = None
         if "best_models" in memory:
-            self._best = BestModels(len(self.ids), self._whole_start)
+            self._best = self._no_models_yet()
             self._best.recall(memory)
         if self._waiting is not None and POOLED in memory:
             self._waiting.scales[:] = memory[POOLED].numpy()

@@ -13,11 +13,11 @@ import pytest
 from scipy import stats
 
 from securecluster import Federation
-from securecluster.data.shared_scale import WaitingSamples, scale_of
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Settings
 from securecluster.reports import loading
 from securecluster.runs.replay import replay
+from securecluster.training.shared_scale import WaitingSamples, scale_of
 
 BOUNDS = {0: (0, 120), 1: (-400, 400), 2: (0, 5)}
 LOW, HIGH = np.array(list(BOUNDS.values()), float).T
