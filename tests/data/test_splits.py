@@ -202,7 +202,7 @@ def test_columns_of_groups_and_times_are_no_features() -> None:
         (1.0, "the share of rows that are held out is 1.0: give a number from 0"),
         ("age", "does not say whether a row is held out: write true and false"),
         ("nobody", "unknown column of the table 'nobody'"),
-        ("ill", "client, label, truth and what says which rows are held out are different"),
+        ("ill", "truth, weight and what says which rows are held out are different"),
         (
             Split(time="patient"),
             "column 'patient' of the table holds text, .*give numbers or dates",
