@@ -48,7 +48,7 @@ CODE_LINES = {
     "securecluster/clustering": 1930,
     "securecluster/commands": 620,
     "securecluster/core": 1810,
-    "securecluster/data": 6140,
+    "securecluster/data": 6150,
     "securecluster/figures": 800,
     "securecluster/folders": 820,
     "securecluster/messaging": 1900,
@@ -62,10 +62,10 @@ CODE_LINES = {
     "securecluster/results": 2140,
     "securecluster/runs": 1610,
     "securecluster/runtime": 3520,
-    "securecluster/statements": 1520,
+    "securecluster/statements": 1530,
     "securecluster/studies": 3400,
     "securecluster/training": 2180,
-    "tests": 75890,
+    "tests": 75990,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

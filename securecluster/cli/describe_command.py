@@ -37,6 +37,8 @@ class Describe:
     """the labels in the order of their class numbers; None is all that occur"""
     truth_column: str | None = None
     """the column with each client's true cluster"""
+    weight_column: str | None = None
+    """the column with each row's weight in training"""
     feature_columns: tuple[str, ...] | None = None
     """the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
@@ -67,7 +69,8 @@ def describe(argv: list[str]) -> int:
     from securecluster.data.tables.files import file_table
 
     columns: Describe = options.options
-    roles = (columns.client_column, columns.test_column, columns.truth_column)
+    of_rows = (columns.test_column, columns.truth_column, columns.weight_column)
+    roles = (columns.client_column, *of_rows)
     others = [name for name in roles if name is not None]
     labels = named_columns(columns.label_column or ())
     table = file_table(Path(argv[0]), [*others, *labels])

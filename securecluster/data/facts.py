@@ -325,7 +325,8 @@ def check_private_statistics(facts: Facts, unit: str) -> None:
     if scaling is not None and scaling.counted:
         raise UsageError(
             "categories were read from the clients' rows, which noise does not protect: name those "
-            "that are public where the federation is made, prepare={'sex': ['female', 'male']}"
+            "that are public where the federation is made, in Python prepare={'sex': ['female', "
+            "'male']}, or leave these columns out (drop_columns, --drop-columns)"
         )
     if scaling is not None and scaling.of_rows and unit == "example":
         raise UsageError(

@@ -124,7 +124,11 @@ def chosen_sentence(chosen: Mapping[str, Any]) -> str:
     Args:
         chosen: values by name.
     """
-    options = (f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+    options = [
+        # which the command line does not have
+        f"{name} {value:.4g}" if name == SCALE_NOISE else f"--{name.replace('_', '-')} {value}"
+        for name, value in chosen.items()
+    ]
     return f"chosen for the target, since not given: {' '.join(options)}"
 
 

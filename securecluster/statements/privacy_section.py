@@ -103,7 +103,9 @@ ASSUMED = {
     "example": "each client's number of samples n is public: a blanked sample keeps its position, "
     "without gradient, loss or features; one that is really added or removed changes n, by which "
     "means are divided and from which noise and numbers of steps follow, and epsilon does not "
-    "cover that; whether a sample is in a batch is drawn independently of "
+    "cover that; which samples are trained on is public: where the others were held out "
+    "stratified by label, it follows from labels, which epsilon does not cover "
+    "(Split(stratify=False)); whether a sample is in a batch is drawn independently of "
     "the others and known to its client alone; no sample, and no person's data, are at two "
     "clients, so clients compose in parallel, and epsilon is the largest of theirs",
 }
@@ -305,9 +307,10 @@ def _together(fitted: FittedRun) -> Section:
     others = len({*fitted.ledger_.names.values()}) - both
     sentence = (
         f"clients started from models of an earlier run ({start.protocol}), and both runs together "
-        f"cost {epsilon}: {both} clients are in both, by their names, and {others} are taken for "
-        "other persons than those of the earlier run"
+        f"cost {epsilon}: {both} of the clients were in both, by their names"
     )
+    if others:
+        sentence += f", and {others} are taken for other persons than those of the earlier run"
     if start.mask != "none":
         sentence += (
             f"; its mask ({start.mask}) hid these models from the server, which has them now"
@@ -439,7 +442,8 @@ def _public(config: Config) -> list[str]:
     if objective == "binary":
         public.append("the two classes are public, as the user names them")
     if objective in ("multilabel", "regression"):
-        public.append(f"the task {objective} and its {classes} targets are public")
+        outputs = f"{classes} target{'s' * (classes > 1)}"
+        public.append(f"the task {objective}, of {outputs}, is public")
     if config["objective"].get("bounds"):
         public.append(
             "bounds of the targets are public, and targets beyond them are cut off before training"

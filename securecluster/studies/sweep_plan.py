@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
@@ -565,31 +566,33 @@ def _parsed(name: str, option: str, value: str) -> Any:
 def of_one_algorithm(variant: Variant, levels: Sequence[float], facts: Facts) -> Variant:
     """Return a variant that compares clients by the same at every target ε.
 
-    What a target chooses there is chosen once, for the smallest one, and is in the label. All else
-    that targets choose may differ between them, and is in the column `chosen`.
+    What most of the targets choose there, of equally many what the larger ones do, is chosen for
+    all, and is in the label. All else that targets choose may differ between them, and is in the
+    column `chosen`.
 
     Args:
         variant: a protocol, whose options are as they were given.
-        levels: targets of ε, of which infinite is a run without noise.
+        levels: targets of ε in ascending order, of which infinite is a run without noise.
         facts: of the clients of the first seed.
 
     Returns:
         The variant itself where nothing is chosen, or where it does not run.
     """
-    targets = [level for level in levels if math.isfinite(level)]
-    if not targets:
+    votes: Counter[str] = Counter()
+    # the first of equally many is the most common one
+    for level in reversed([level for level in levels if math.isfinite(level)]):
+        try:
+            method = variant.at(EPSILON, level)
+            chosen = vars(method.privacy.settled(method, facts)).get(CHOSEN, {})
+        except SecureClusterError:
+            continue  # the sweep says why
+        votes[_as_text({name: chosen[name] for name in ALGORITHM & chosen.keys()}) or ""] += 1
+    text = votes.most_common(1)[0][0] if votes else ""
+    if not text:
         return variant
-    try:
-        method = variant.at(EPSILON, min(targets))
-        chosen = vars(method.privacy.settled(method, facts)).get(CHOSEN, {})
-    except SecureClusterError:
-        return variant  # the sweep says why
-    added = {name: chosen[name] for name in sorted(ALGORITHM & chosen.keys())}
-    if not added:
-        return variant
-    text = ",".join(f"{name}={value}" for name, value in added.items())
     sign = "," if ":" in variant.label else ":"
-    return Variant(variant.label + sign + text, variant.protocol, {**variant.options, **added})
+    options = _own_options(variant.protocol, text, VARIED)
+    return Variant(variant.label + sign + text, variant.protocol, {**variant.options, **options})
 
 
 def variant_of(protocol: Any) -> Variant:

@@ -202,7 +202,7 @@ def test_columns_of_groups_and_times_are_no_features() -> None:
         (1.0, "the share of rows that are held out is 1.0: give a number from 0"),
         ("age", "does not say whether a row is held out: write true and false"),
         ("nobody", "unknown column of the table 'nobody'"),
-        ("ill", "client, label, truth and what says which rows are held out are different"),
+        ("ill", "truth, weight and what says which rows are held out are different"),
         (
             Split(time="patient"),
             "column 'patient' of the table holds text, .*give numbers or dates",
@@ -246,6 +246,24 @@ def test_describe_tells_who_trains_on_what(tmp_path: Path, capsys: Any) -> None:
         main(["describe", str(path), *columns[:4], "--drop-columns", "patient", "day", "side"]) == 0
     )
     assert "  b: 16 trained on (no 8, yes 8), 4 held out (no 2, yes 2)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
+def test_describe_takes_every_task_and_weights(task: str, tmp_path: Path, capsys: Any) -> None:
+    table = TABLE.assign(ill=(TABLE["ill"] == "yes").astype(int), w=np.linspace(1, 2, len(TABLE)))
+    table.assign(other=1 - table["ill"]).to_csv(tmp_path / "t.csv", index=False)
+    label = "ill,other" if task == "multilabel" else "ill"
+    more = [] if task == "multilabel" else ["other"]
+    command = ["describe", str(tmp_path / "t.csv"), "--client-column", "site", "--task", task]
+    command += ["--label-column", label, "--weight-column", "w", "--drop-columns", "patient", "day"]
+    assert main([*command, *more]) == 0
+    said = capsys.readouterr().out
+    lines = [line for line in said.splitlines() if "trained on" in line]
+    assert len(lines) == table["site"].nunique()
+    assert all(("(" in line) == (task == "binary") for line in lines)
+    for client, line in zip(sorted(table["site"].unique()), lines, strict=True):
+        size = (table["site"] == client).sum()
+        assert f"{client}: {size - size // 5} trained on" in line
 
 
 def test_every_method_of_a_sweep_and_a_comparison_has_the_same_split(

@@ -91,13 +91,17 @@ def sides(federation: Federation) -> Iterator[str]:
     Args:
         federation: made of the table.
     """
-    labels = np.asarray(federation.class_names or range(federation.classes))
+    # a network of two classes may have one output
+    labels = np.asarray(federation.class_names or range(max(2, federation.classes)))
+    has_classes = federation.objective.one_label
     clients = list(zip(federation.names, federation.shards, strict=True))
     for name, shard in clients[:SHOWN]:
         of_sides = []
         for rows, side in ((shard.y, "trained on"), (shard.y_test, "held out")):
-            counts = np.bincount(rows, minlength=len(labels))
-            classes = f" ({listed(_counted(labels, counts), SHOWN)})" if len(rows) else ""
+            classes = ""
+            if has_classes and len(rows):
+                counts = np.bincount(rows.reshape(-1).astype(np.int64), minlength=len(labels))
+                classes = f" ({listed(_counted(labels, counts), SHOWN)})"
             of_sides.append(f"{len(rows)} {side}{classes}")
         yield f"  {name}: {', '.join(of_sides)}"
     yield from _more(len(clients), "clients")
