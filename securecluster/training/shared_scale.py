@@ -108,9 +108,10 @@ def histograms_of(samples: Array) -> Array:
     present = ~np.isnan(samples)
     places = np.floor((np.where(present, samples, 0.0) + 1) * BINS / 2)
     bins = np.clip(places, 0, BINS - 1).astype(np.int64)
-    sums: Array = np.zeros((BINS, samples.shape[1]))
-    np.add.at(sums, (bins, np.arange(samples.shape[1])), present)
-    return sums
+    features = samples.shape[1]
+    cells = (bins * features + np.arange(features))[present]
+    sums: Array = np.bincount(cells, minlength=BINS * features).astype(np.float64)
+    return sums.reshape(BINS, features)
 
 
 def quartile_scale_of(sums: Array, deviation: float, most: float) -> Array:

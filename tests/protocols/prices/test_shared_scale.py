@@ -312,10 +312,11 @@ METHODS = (
 
 
 @pytest.mark.exhaustive
+@KINDS
 @pytest.mark.parametrize("unit", ["client", "example"])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_stays_within_its_target(name: str, unit: str) -> None:
-    sites = federation(gaps=0.0)
+def test_every_method_stays_within_its_target(name: str, unit: str, kind: str) -> None:
+    sites = federation(gaps=0.0, kind=kind)
     made: ClusteringProtocol = cases.variant(
         name, rounds=3, epochs=1, mask="permutation", dp_unit=unit, target_epsilon=20.0
     )
