@@ -48,13 +48,13 @@ CODE_LINES = {
     "securecluster/clustering": 1930,
     "securecluster/commands": 620,
     "securecluster/core": 1810,
-    "securecluster/data": 6150,
+    "securecluster/data": 6160,
     "securecluster/figures": 800,
     "securecluster/folders": 820,
     "securecluster/messaging": 1900,
     "securecluster/models": 2450,
     "securecluster/nodes": 2600,
-    "securecluster/parties": 2270,
+    "securecluster/parties": 2280,
     "securecluster/privacy": 5100,
     "securecluster/protections": 4580,
     "securecluster/recordings": 1090,
@@ -64,8 +64,8 @@ CODE_LINES = {
     "securecluster/runtime": 3520,
     "securecluster/statements": 1530,
     "securecluster/studies": 3400,
-    "securecluster/training": 2180,
-    "tests": 75990,
+    "securecluster/training": 2220,
+    "tests": 76070,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -141,7 +141,7 @@ PROTOCOLS = {
     "srfca": Case(SRFCA, "rotation", {"local_rounds": 1, "refine": 1}),
     "oneshot": Case(OneShot, "permutation", {"tasks": 2}),
     "nsim": Case(NSIM, "rotation", NSIM_PARAMS),
-    "ifca": Case(IFCA, "permutation", {"k": 2, "starts": 2, "start_rounds": 1}),
+    "ifca": Case(IFCA, "permutation", {"k": 2, "starts": 1}),
     "hidden": Case(Hidden, "permutation", {"k": 2, "aggregation": "plain"}),
     "local-kmeans": Case(LocalKMeans, "rotation", {"k": 2, "local_rounds": 1}),
     "signature": Case(Signature, "permutation", {"k": 2}),

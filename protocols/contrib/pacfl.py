@@ -96,7 +96,7 @@ class PACFL(fl.EigenvectorProtocol, fl.ClusterOnce):
     """classes: one subspace for each class of a client's samples, as the authors' programs have;
     samples: one for all samples, as Algorithm 1 has
     """
-    angle: Annotated[str, fl.OneOf(*ANGLES)] = "sum"
+    angle: Annotated[str, fl.OneOf(*ANGLES), fl.IN_PYTHON] = "sum"
     """A_ij: smallest principal angle (equation 2); sum of the angles of paired vectors (equation
     3), which sees what label a sample has; or vectors, the smallest angle of any two vectors, as
     the authors' programs take it
