@@ -43,7 +43,8 @@ ChangeTogether = Callable[[tuple[int, ...], torch.Tensor, int], torch.Tensor]
 PROTECTION = (
     "clip", "noise", "placement", "dp_unit", "loss_clip", "loss_noise", "target_epsilon",
     "signature_noise", "sum_bound", "cohort_size", "gram_noise", "gram_mechanism", "relevance",
-    "relevance_release", "exact_weights", "cluster_noise", "least_members", "least_choosers",
+    "relevance_release", "exact_weights", "cluster_noise", "scale_noise", "least_members",
+    "least_choosers",
 )  # fmt: skip
 # those whose defaults protect
 OPEN = {"mask": "none", "layer_mask": "none", "sealed": False, "aggregation": "plain"}

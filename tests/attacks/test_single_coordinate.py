@@ -15,6 +15,8 @@ from securecluster.attacks.scoring import BETTER, CHANCE, further_scores
 from securecluster.attacks.single_coordinate import LABELS, CategoryLabels, SingleCoordinates
 from securecluster.audits.run_audit import Finding, adversary_of, finding_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:on their own test samples")
+
 CLASSES, FEATURES, CLIENTS = 3, 8, 6
 OPTIONS: dict[str, Any] = {
     "rounds": 1, "epochs": 1, "model": "linear", "batch_size": 100, "lr": 1.0,

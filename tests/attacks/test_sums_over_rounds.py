@@ -42,6 +42,8 @@ from securecluster.audits import run_audit as audit
 from securecluster.messaging.parties import WIRE
 from securecluster.protocols import CFL, IFCA, FedAvg, Hidden, RandomClusters, Settings
 
+pytestmark = pytest.mark.filterwarnings("ignore:on their own test samples")
+
 RESAMPLES = (200, 100)
 
 CLIENTS = 12

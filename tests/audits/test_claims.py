@@ -27,6 +27,8 @@ from securecluster.audits.run_audit import Finding
 from securecluster.protocols import Settings
 from securecluster.protocols.registry import protocol_class
 
+pytestmark = pytest.mark.filterwarnings("ignore:on their own test samples")
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 FULL = Settings(transcript="full", threads=1)
 # what runs of a claim do not depend on

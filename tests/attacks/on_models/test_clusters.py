@@ -24,6 +24,8 @@ from securecluster.attacks.on_models.clusters import (
 from securecluster.attacks.scoring import score
 from securecluster.protocols import IFCA, FedAvg
 
+pytestmark = pytest.mark.filterwarnings("ignore:on their own test samples")
+
 RESAMPLES = (100, 100)
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 5, "model": "linear"}
 
