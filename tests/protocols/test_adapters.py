@@ -122,7 +122,7 @@ def test_noise_covers_the_trainable_numbers_alone(unit: str, swapped: Federation
 
 
 def test_clusters_and_newcomers_are_found_by_adapters(swapped: Federation, tmp_path: Path) -> None:
-    run = fitted(swapped, IFCA, k=2, rounds=8, mask="permutation")
+    run = fitted(swapped, IFCA, k=2, rounds=12, starts=4, start_rounds=1, mask="permutation")
     truth = np.array(swapped.truth)
     assert run.agreement_["ari"] == 1
     labels = run.join(swapped.select([at(6), at(7)]))

@@ -449,7 +449,7 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     protocol: Protocol, change: dict[str, Any], small: Federation, tmp_path: Path
 ) -> None:
     start: dict[str, Any] = {
-        "rounds": 1,
+        "rounds": 2,  # one for each start of IFCA
         "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
     }
     cases.build(protocol, **start).fit(small, folder=tmp_path)

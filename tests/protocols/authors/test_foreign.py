@@ -516,6 +516,7 @@ def short(name: str) -> dict[str, Any]:
     return {**params, **({"k": 2} if name in NUMBERS else {})}
 
 
+@pytest.mark.filterwarnings("ignore:on their own test samples")  # after a short run
 @pytest.mark.parametrize(
     ("needs", "name"), [(fact.foreign, name) for name, fact in PROTOCOLS.items()]
 )

@@ -162,8 +162,8 @@ def test_an_update_that_is_not_finite_is_left_out(
     before = client.models.values.clone()
     train = client.cohort.train
 
-    def diverging(*arguments: Any) -> torch.Tensor:
-        update = train(*arguments)
+    def diverging(*arguments: Any, **options: Any) -> torch.Tensor:
+        update = train(*arguments, **options)
         update[0] = float("nan")
         return update
 

@@ -335,7 +335,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(
 
 def test_other_data_need_a_generator_of_their_own(small: Federation) -> None:
     with pytest.raises(
-        UsageError, match=r"not for classification.*data='mobility'.*generator of your own"
+        UsageError, match=r"not for the task classification.*data='mobility'.*generator of your own"
     ):
         NSIM().fit(small)
 

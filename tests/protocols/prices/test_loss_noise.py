@@ -174,7 +174,7 @@ MOST: dict[str, tuple[int, int, int]] = {
     "srfca trim": (2, 3, 3),
     "srfca sealed": (2, 2, 2),
     "srfca l2": (0, 2, 2),
-    "ifca": (6, 3, 3),
+    "ifca": (5, 2, 2),
     "nsim": (0, 3, 2),
     "nsim independent": (0, 3, 2),
     "local-kmeans": (0, 2, 2),
