@@ -18,12 +18,14 @@ DECODERS = {
     "core/serialization.py:restore_tensor": "unpack",
     "core/serialization.py:_restore_tensors": "unpack",
     "messaging/transcript.py:_entry": "read_lines",
-    "messaging/wire.py:_parsed": "_read",
+    "messaging/wire.py:_text": "_read",
     "runtime/run.py:decode": "read_lines",
     "runs/replay.py:decode": "read_lines",
     "nodes/authority_node.py:request": "read_lines",
     "nodes/agreed_runs.py:read": "read_lines",
     "nodes/revoked_runs.py:revoked": "read_lines",
+    "nodes/events.py:read": "read_lines",
+    "reports/run_status.py:_so_far": "read_lines",
 }
 # a program of its own, which reads what lies beside it, and what this package has just written
 OWN = {

@@ -486,11 +486,13 @@ def keep_last_round(folder: Path) -> None:
     Args:
         folder: the run folder.
     """
-    first, *others = [*checkpoints(folder), folder / DRAFT]
-    if others and not (folder / LAST).exists():
+    existing = checkpoints(folder)
+    # a link, or a folder with files of somebody else alone, is no checkpoint
+    whole = [p for p in existing if not p.is_symlink() and (p / manifest.NAME).is_file()]
+    if whole and not (folder / LAST).exists():
         with suppress(OSError, RunFolderError):
-            atomic_files.move(first, folder / LAST)
-    for path in (first, *others):
+            atomic_files.move(whole[0], folder / LAST)
+    for path in (*existing, folder / DRAFT):
         _remove(path)
 
 

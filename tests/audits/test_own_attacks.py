@@ -161,8 +161,8 @@ def test_an_attack_of_ones_own_says_what_is_to_hide_its_guess(
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("no_such_module:Mine", "give the module and the class"),
-        ("own_attacks:Absent", "give the module and the class"),
+        ("no_such_module:Mine", "correct the module, or its name, as my_module:MyClass"),
+        ("own_attacks:Absent", "correct the module, or its name, as my_module:MyClass"),
         ("own_attacks:number", "is no Attack: name its class"),
         ("own_attacks:Taken", "has the name 'label-counts' of another attack"),
     ],

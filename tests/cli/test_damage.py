@@ -275,8 +275,9 @@ def test_replay_finds_a_result_that_was_forged_with_its_digests(
     elif field == "clusters":
         # what goes together is forged together: else the file is refused as it is read
         content["clusters"] += 1
-        scores = content["metrics"][content["metric"]]["per_cluster"]
-        for items in (scores, content["leaves"], content["fallback"]["nodes"]):
+        scores = content["metrics"][content["metric"]]
+        of_metric = scores["per_cluster"], scores["baseline_per_cluster"]
+        for items in (*of_metric, content["leaves"], content["fallback"]["nodes"]):
             items.append(items[0])
     elif field in content:
         others = {"names": ["x", *content["names"][1:]], "seed": 1}

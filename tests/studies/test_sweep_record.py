@@ -30,7 +30,7 @@ MEASURED: dict[str, Any] = {
     "scenario": "label-swap", "clients": 6, "epsilon": math.inf, "clusters": 2, "ari": 0.25,
     "pearson": None, "accuracy": 0.75, "worst_accuracy": None, "up": 10, "down": 20, "servers": 0,
     "rounds": 2, "seconds": 0.5, "power": None,
-    "chosen": None,
+    "chosen": None, "accuracy_baseline": 0.5, "below_baseline": 1, "scores": None,
     "spent": [
         {
             "mechanism": "exact", "noise_multiplier": 0.0, "replace": 2.0, "batch": None,
