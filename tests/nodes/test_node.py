@@ -128,6 +128,7 @@ def rebuilt(node: Node, frame: bytes) -> bytes:
 
 
 @pytest.mark.few(5)
+@pytest.mark.filterwarnings("ignore:on their own test samples")  # after a short run
 @pytest.mark.parametrize("name", EQUAL)
 def test_a_run_on_nodes_that_are_started_for_each_message_is_the_run_in_this_process(
     name: str, federation: Federation, enrolled: Enrolled, tmp_path: Path

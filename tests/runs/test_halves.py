@@ -135,7 +135,9 @@ def test_each_half_goes_on_from_what_it_keeps_itself(tiny: Federation, tmp_path:
     assert run.resumed
     state = server.final_state(run)
     assert pack(state) == whole.server_state_
-    final = clients.final(clients.models(state), clients.labels(state))
+    models = clients.models(state)
+    final = clients.final(models, clients.labels(state))
+    final.extra |= clients.held_out(models).kept
     assert pack(final) == pack(whole.kept_.clients)
 
 

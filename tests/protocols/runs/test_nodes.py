@@ -51,7 +51,7 @@ EXAMPLE: dict[str, Any] = {**PRIVATE, "dp_unit": "example"}
 # so long that every phase has a call that can be lost and a later one
 REFINED: dict[str, Any] = {"rounds": 2, "local_rounds": 2, "refine": 2, "retrain": 1}
 LONGER: dict[str, dict[str, Any]] = {
-    "ifca": {"start_rounds": 2},
+    "ifca": {"start_rounds": 2, "rounds": 6},  # the starts take 4 of them
     "local-kmeans": {"local_rounds": 2},
     "nsim": {"local_rounds": 2},
     "nsim apart": {"local_rounds": 2},
