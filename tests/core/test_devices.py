@@ -250,7 +250,15 @@ def test_mechanisms_elsewhere() -> None:
             )
 
 
-SHAPES = {"classification": ((1, 28, 28), 4), "trajectory": ((5, 2), 2), "language": ((6,), 12)}
+IMAGE = (1, 28, 28)
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "classification": (IMAGE, 4),
+    "regression": (IMAGE, 3),
+    "multilabel": (IMAGE, 3),
+    "binary": (IMAGE, 2),
+    "trajectory": ((5, 2), 2),
+    "language": ((6,), 12),
+}
 # so many weights that a minute goes into their noise; cnn-ali convolves too, lstm-chars recurs
 WIDE = ("cnn-briggs", "cnn-cifar", "resnet9", "lstm-chars-256")
 TRAINED = [
@@ -274,10 +282,10 @@ def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
                 classes, size=(count, *shape)
             )
         x = draw.random((count, *shape)).astype(np.float32)
-        y = draw.random((count, classes))
-        if kind != "trajectory":
-            y = draw.integers(classes, size=count)
-        return x, y
+        if kind in ("trajectory", "regression"):
+            return x, draw.random((count, classes))
+        of_one = (count, classes) if kind == "multilabel" else count
+        return x, draw.integers(2 if kind == "multilabel" else classes, size=of_one)
 
     arrays = {f"c{k}": samples(3 + k) for k in range(3)}
     none: dict[str, Any] = {key: ([], []) for key in arrays}

@@ -76,6 +76,8 @@ def test_protocols_learn_the_tasks_that_the_list_says(name: str, task: str) -> N
 LEARNED = [name for name, fact in PROTOCOLS.items() if fact.tasks == ALL_TASKS]
 
 
+# one model of two opposite groups may be worse than a constant
+@pytest.mark.filterwarnings("ignore:on their own test samples the models of")
 @pytest.mark.few(6)
 @pytest.mark.parametrize("task", TARGETS)
 @pytest.mark.parametrize("name", LEARNED)
@@ -156,11 +158,11 @@ def test_a_clients_score_is_its_error_in_its_own_unit() -> None:
         y = shard.y_test * shard.target.width[0] + shard.target.centre[0]
         assert fitted.scores_[k] == pytest.approx(fitted.score(name, x, y), rel=1e-4)
         row = fitted.to_frame("scores").loc[name]
-        assert row["mae"] == pytest.approx(fitted.scores_[k], rel=1e-4)
+        assert row["mean_absolute_error"] == pytest.approx(fitted.scores_[k], rel=1e-4)
         y_train = shard.y * shard.target.width[0] + shard.target.centre[0]
-        away = mean_absolute_error(y, np.full_like(y, y_train.mean()))
+        away = mean_absolute_error(y, np.full_like(y, np.median(y_train)))
         assert row["mean_absolute_error_baseline"] == pytest.approx(away, rel=1e-4)
-        assert row["rmse"] == pytest.approx(
+        assert row["root_mean_squared_error"] == pytest.approx(
             root_mean_squared_error(y, fitted.predict_samples(name, x)), rel=1e-4
         )
 

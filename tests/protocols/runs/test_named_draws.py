@@ -39,6 +39,9 @@ from securecluster.runtime.transport import random_dropouts
 from securecluster.training.foreign_trainer import TrainingCall
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
+# "7" and "007" are two clients on purpose
+pytestmark = pytest.mark.filterwarnings("ignore:names of clients differ in case alone")
+
 Pair = tuple[NDArray[np.float32], NDArray[np.int64]]
 # as many samples as there are kinds of batches: fewer than one, exactly some, and a rest
 SIZES = {"St. Mary": 9, "São Paulo": 40, "7": 23, "007": 57, "0": 40, "ward 3": 101, "2": 31}
