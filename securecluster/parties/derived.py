@@ -15,6 +15,7 @@ import numpy as np
 
 from securecluster.core.option_groups import option_groups
 from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import fault_of
 from securecluster.errors import UsageError
 from securecluster.models.objectives import objective
 from securecluster.parties.config import known, numbers
@@ -108,8 +109,14 @@ def goes_on(method: M, config: Mapping[str, Any]) -> M:
     Args:
         method: with the length that the run has now.
         config: what they agreed on.
+
+    Raises:
+        UsageError: the configuration has no length.
     """
     option = method._length
+    fault = fault_of(config.get(option), int, f"network.{option}")
+    if fault is not None:
+        raise UsageError(str(fault))
     if config[option] == getattr(method, option):
         return method
     made = copy.copy(method)

@@ -149,7 +149,7 @@ def run_config(folder: Path) -> RunConfig:
     if config["version"] != __version__:
         # an option that came later has its default, by which the protocol is what it was before
         config["protocol"] = {**run_folder.defaults_of(options), **config["protocol"]}
-    params = with_start(folder, config["protocol"])
+    params = with_start(folder / CONFIG, config["protocol"])
     params.pop("name", None)
     check_options(folder / CONFIG, "protocol", params, options)
     return config
@@ -186,7 +186,7 @@ def plan_of(folder: Path) -> tuple[RunPlan, RunConfig]:
             folder contains.
     """
     config = run_config(folder)
-    params = with_start(folder, config["protocol"])
+    params = with_start(folder / CONFIG, config["protocol"])
     # config.json has a description in place of an object, such as a network
     names = [name for name, value in params.items() if isinstance(value, dict)]
     if names:

@@ -263,7 +263,7 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
         )
     _check_own_objects(folder, learned.params, objects)
     module = _model(folder, learned.params["model"], model)
-    params = with_start(folder, learned.params)
+    params = with_start(folder / LEARNED, learned.params)
     return cls(**{**params, **objects, "model": module})
 
 

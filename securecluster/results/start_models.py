@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from securecluster.core import atomic_files
 from securecluster.core.lazy_torch import torch
-from securecluster.core.serialization import pack, unpack
+from securecluster.core.serialization import fault_of, pack, refuse, unpack
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.privacy.dp.ledger import NOISY, Ledger, Price
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from securecluster.parties.method import Method
 
 EARLIER = "earlier.safetensors"  # models of another run that a run started from, and its ledger
+
+
+class Description(TypedDict):
+    """What clients and server agree on of the models that they start from."""
+
+    earlier: str
+    models: int
+    weights: str
+    ledger: str
 
 
 @dataclass(repr=False)
@@ -41,7 +50,7 @@ class StartModels:
         return f"<{len(self.models)} models of {self.protocol}>"
 
     @classmethod
-    def read(cls, folder: Path, description: Any) -> StartModels:
+    def read(cls, folder: Path, description: Description) -> StartModels:
         """Return the models that a run in a folder started from.
 
         Args:
@@ -67,7 +76,7 @@ class StartModels:
         """
         atomic_files.write_atomic(folder / EARLIER, pack(self))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Description:
         """Return what clients and server agree on: digests of the models and of the ledger."""
         weights, events = hashlib.sha256(), hashlib.sha256(pack(self.ledger))
         for model in self.models:
@@ -137,13 +146,18 @@ class StartModels:
         return price, len(both)
 
 
-def with_start(folder: Path, params: Mapping[str, Any]) -> dict[str, Any]:
+def with_start(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's hyper-parameters with the models that it started from.
 
     Args:
-        folder: of the run.
-        params: as config.json has them.
+        path: of a file of the run, such as config.json.
+        params: as the file has them.
+
+    Raises:
+        RunFolderError: the file does not describe such models, or they are missing or others.
     """
-    if params.get("start") is None:
+    description = params.get("start")
+    if description is None:
         return dict(params)
-    return {**params, "start": StartModels.read(folder, params["start"])}
+    refuse(path, fault_of(description, Description, "protocol.start"))
+    return {**params, "start": StartModels.read(path.parent, description)}

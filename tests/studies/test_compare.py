@@ -156,7 +156,7 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
         r"^ *local +6 +0.00 +0\.\d{3} +[01]\.\d{3} +5 +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M
     )
     assert "before" not in printed and str(tmp_path / "a") in printed
-    assert re.search(r"means of clients' scores\n.*\n *protocol +accuracy +baseline", printed)
+    assert re.search(r"means of clients' scores *\n.*\n *protocol +accuracy +baseline", printed)
     assert exit_of("compare fedavg local --quiet", *SMALL, "--out", tmp_path / "b") == 0
     assert capsys.readouterr() == ("", "")
 
