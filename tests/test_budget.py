@@ -59,13 +59,13 @@ CODE_LINES = {
     "securecluster/protections": 4580,
     "securecluster/recordings": 1090,
     "securecluster/reports": 1570,
-    "securecluster/results": 2140,
+    "securecluster/results": 2150,
     "securecluster/runs": 1610,
     "securecluster/runtime": 3520,
     "securecluster/statements": 1530,
     "securecluster/studies": 3400,
     "securecluster/training": 2220,
-    "tests": 76070,
+    "tests": 76090,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
