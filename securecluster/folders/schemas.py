@@ -613,14 +613,15 @@ def _fault_of_result(result: Result) -> Fault | None:
     if fault is not None:
         return fault
     clients = len(result["names"])
-    clusters = result["clusters"]
+    # where clients assign themselves, none may be in a cluster before the last
+    groups = max(result["labels"], default=-1) + 1
     lengths: dict[str, tuple[Sequence[Any], int]] = {
         "labels": (result["labels"], clients),
-        "metrics per_cluster": (scores_of(result)["per_cluster"], clusters),
+        "metrics per_cluster": (scores_of(result)["per_cluster"], groups),
     }
     if "baseline_per_cluster" in scores_of(result):
         baselines = scores_of(result)["baseline_per_cluster"]
-        lengths["metrics baseline_per_cluster"] = (baselines, clusters)
+        lengths["metrics baseline_per_cluster"] = (baselines, groups)
     if result["truth"] is not None:
         lengths["truth"] = (result["truth"], clients)
     if "fallback" in result:
