@@ -614,14 +614,14 @@ def _fault_of_result(result: Result) -> Fault | None:
         return fault
     clients = len(result["names"])
     # where clients assign themselves, none may be in a cluster before the last
-    groups = max(result["labels"], default=-1) + 1
+    clusters = max(result["labels"], default=-1) + 1
     lengths: dict[str, tuple[Sequence[Any], int]] = {
         "labels": (result["labels"], clients),
-        "metrics per_cluster": (scores_of(result)["per_cluster"], groups),
+        "metrics per_cluster": (scores_of(result)["per_cluster"], clusters),
     }
     if "baseline_per_cluster" in scores_of(result):
         baselines = scores_of(result)["baseline_per_cluster"]
-        lengths["metrics baseline_per_cluster"] = (baselines, groups)
+        lengths["metrics baseline_per_cluster"] = (baselines, clusters)
     if result["truth"] is not None:
         lengths["truth"] = (result["truth"], clients)
     if "fallback" in result:
