@@ -159,7 +159,7 @@ def test_a_client_assigns_itself_once_and_by_one_way(federation: Federation) -> 
 
     same = PublicMaps(Shared(centres.anchors), Shared(torch.tensor(centres.places)))
     client.assign_by_map(context, same)
-    turned = dataclasses.replace(same, places=Shared(same.places.value.flip(0)))
+    turned = dataclasses.replace(same, anchors=Shared(-same.anchors.value))
     with pytest.raises(PolicyError, match="assigned itself before"):
         client.assign_by_map(context, turned)
     by_points = serve(make(points="means"), federation)
