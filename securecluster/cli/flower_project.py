@@ -27,7 +27,7 @@ name = "$project"
 version = "0.1.0"
 description = "A protocol of securecluster over Flower"
 license = "Apache-2.0"
-dependencies = ["flwr>=1.40,<1.42"]
+dependencies = ["flwr>=1.40,<1.43"]
 
 [tool.hatch.build.targets.wheel]
 packages = ["$package"]

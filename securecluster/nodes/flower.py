@@ -500,11 +500,7 @@ def server_app(method: Method, **options: Any) -> ServerApp:
 
 
 def _joined(
-    grid: Grid,
-    context: Context,
-    method: Method,
-    newcomers: Sequence[int],
-    given: Mapping[str, Any],
+    grid: Grid, context: Context, method: Method, newcomers: Sequence[int], given: Mapping[str, Any]
 ) -> Joined:
     """Let newcomers join a finished run, and tell of their clusters.
 

@@ -585,7 +585,7 @@ def test_the_page_s_deployment_goes_on_through_restart_move_rotation_and_leaving
     assert not fitted.refused_ and len(fitted.dropped_) <= 2
     task = runpy.run_path(str(folder / "hospitals" / "task.py"))
     whole = Federation.simulate("digits", clients=4, samples=60, seed=0)
-    assert whole.select([3]).digest == task["load"](3, 4).digest
+    assert whole.select([3]).digest() == task["load"](3, 4).digest()
     kept = {i: unpack(state, ClientState) for i, state in states.items()}
     noise = {i: key for one in kept.values() for i, key in one.secrets.noise.items()}
     state, client, ledger = twin(task["protocol"], whole.select(range(3)), fitted, noise)
