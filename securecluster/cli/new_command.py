@@ -115,8 +115,10 @@ def package(kind: str, name: str) -> dict[str, str]:
     template = KINDS[kind]
     module = name.replace("-", "_")
     stem = template.name.replace("-", "_")
-    names = {template.name: name, stem: module, _class_name(template.name): _class_name(name)}
-    own = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in names))
+    # with hyphens it stands in quotes alone
+    names = {f'"{template.name}"': f'"{name}"', stem: module}
+    names[_class_name(template.name)] = _class_name(name)
+    own = re.compile(r"(?<!\w)(" + "|".join(names) + r")(?!\w)")
     texts = {}
     for path, source in ((f"{module}.py", stem), (f"tests/test_{module}.py", f"test_{stem}")):
         text = (TEMPLATES / f"{source}.py").read_text().replace(OWN, "")

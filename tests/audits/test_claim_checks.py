@@ -204,7 +204,7 @@ def test_a_mistake_in_a_claim_is_one_sentence(changes: dict[str, object], senten
 def test_without_any_declaration_it_is_said_where_they_belong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(installed_packages, "points", lambda group: ())
+    monkeypatch.setattr(claim_checks, "PARTS", installed_packages.Parts("claim", "of nobody"))
     assert claim_names() == []
     with pytest.raises(UsageError, match="declares claims: declare 'in-sums'"):
         claim_named("in-sums")

@@ -20,7 +20,12 @@ from securecluster.cli.main import main
 from securecluster.core import installed_packages
 from securecluster.privacy.masking import masks
 
-NAMES = {"protocol": "angle-clusters", "attack": "partners-of", "mask": "flip-all", "data": "casks"}
+NAMES = {
+    "protocol": "angle-clusters",
+    "attack": "partners-of",
+    "mask": "flip-all",
+    "data": "wine-casks",
+}
 SMALL = ["--clients", "6", "--samples", "20", "--rounds", "1", "--epochs", "1", "--quiet"]
 
 
