@@ -181,20 +181,9 @@ def sections() -> tuple[Section, ...]:
 
 
 def methods_page() -> str:
-    """Return the page of all methods: what holds for every one, and a table."""
-    from securecluster.protocols.registry import PROTOCOLS
-
+    """Return the page of all methods: what stands before their sections."""
     head = (ROOT / METHODS).read_text(encoding="utf-8").partition("\n## ")[0]
-    rows = []
-    for own in sections():
-        fact = PROTOCOLS[own.name]
-        link = f"[{own.title}](protocols.md#{slug(own.title)})"
-        rows.append([link, f"`{own.name}`", fact.k, fact.finds, fact.reads])
-    return "\n\n".join([
-        head.replace("# Protocols\n", "# Methods\n", 1),
-        "## All methods\n\nk: whether the number of clusters must, need not or may be given.",
-        table(["method", "name", "k", "finds", "the server reads"], rows),
-    ])  # fmt: skip
+    return head.replace("# Protocols\n", "# Methods\n", 1)
 
 
 def method_page(own: Section) -> str:

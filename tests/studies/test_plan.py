@@ -41,7 +41,7 @@ def test_a_line_stands_for_each_protocol_at_each_epsilon(outlook: Outlook) -> No
     lines = [(line.protocol, line.epsilon) for line in outlook.forecasts]
     assert lines == [("cfl", 4), ("cfl", math.inf), ("fedavg", 4), ("fedavg", math.inf)]
     assert all(line.runs == 2 and line.rounds == 1 for line in outlook.forecasts)
-    assert outlook.forecasts[0].power == "clusters drowned, training doubtful"
+    assert outlook.forecasts[0].power == "clusters lost in noise, training doubtful"
     assert outlook.forecasts[1].power == "no noise"
     assert "on 1,797 public rows of digits (label-swap, 4 cluster(s))" in outlook.notes[1]
     assert "scores are those of digits" in outlook.notes[2]
