@@ -28,7 +28,7 @@ PAGES = ("*.md", "docs/**/*.md")
 # what pages show, and link, beside pages
 FILES = (
     "LICENSE", "CITATION.cff", "docs/*.ipynb", "docs/site.css", "benchmarks/results/**/*.png",
-    "benchmarks/results/robust_*.csv",
+    "benchmarks/results/**/*.csv",
 )  # fmt: skip
 METHODS = "docs/protocols.md"
 METHOD = "docs/protocols-{}.md"  # beside that page, so that links of its sections hold
@@ -279,7 +279,7 @@ def evidence(own: Section) -> str:
         text = (ROOT / path).read_text(encoding="utf-8")
         page = path.removeprefix("docs/")
         named = re.search(rf"`{own.name}`|^\| `?{own.name}\b", text, re.M)
-        if named or page in own.text:
+        if named or page in own.text or page == f"evidence/{own.name}.md":
             links.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({page})")
     return "\n".join(links) or "No page of evidence names it."
 
