@@ -92,7 +92,7 @@ def test_a_declared_relay_runs_resumes_replays_and_is_in_the_report(tmp_path: Pa
     views = section(resumed.result_)["query_view"]
     (relayed,) = (view for view in views if "rows of single clients" in view)
     assert "their mean" in relayed and "every client can take off" in relayed
-    assert "rows of hear_relayed" in relayed
+    assert "sent as rows with hear_relayed" in relayed
 
 
 @pytest.mark.parametrize("name", ["cfl", "cfl compress", "rdpcfl"])
