@@ -310,7 +310,7 @@ def test_the_command_prints_the_table_and_leaves_files(
         (["cfl", "--samples", "9" * 23], "is not possible: it is a whole number from 2 to"),
         (["cfl", "--clients", "100000", "--samples", "100000"], "give fewer of either"),
         (["cfl", "--rounds", "9" * 23], "is not possible: it is a whole number from 1 to"),
-        (["cfl", "--epsilon", "1e400"], "--target-epsilon '1e400' is too large: give a smaller number"),
+        (["cfl", "--epsilon", "1e400"], "--target-epsilon '1e400' is too large: give a"),
         (["cfl", "--epsilon", "4", "-1e400"], "--target-epsilon '-1e400' is too large"),
         (["cfl", "--lr", "9" * 400], "is too large: give a smaller number"),
         (["cfl", "--label-column", "y"], "are of a CSV file, and public is none"),
