@@ -182,7 +182,9 @@ def test_fedsoft_trains_near_its_mixture_as_plain_torch_does() -> None:
         best = torch.stack([losses(centre, x, y) for centre in centres[i]]).argmin(0)
         u = (best.bincount(minlength=2) / len(y)).double().clamp(min=0.01)
         u = u / u.sum()
-        torch.testing.assert_close(shares[i], u, rtol=0, atol=1e-9)
+        # what is released has single precision, and the mixture follows from it
+        torch.testing.assert_close(shares[i].double(), u, rtol=0, atol=1e-7)
+        u = shares[i].double()
         w = centres[i, assigned[i]].clone().requires_grad_()
         for _ in range(3):  # an epoch is one batch
             pulls = [u[s] * (w - centres[i, s]).square().sum() for s in range(2)]
