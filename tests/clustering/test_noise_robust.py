@@ -161,7 +161,8 @@ def test_a_lone_client_is_parted_only_from_a_cluster() -> None:
 def test_clients_with_few_samples_stay_with_their_cluster() -> None:
     """Noise shrinks all cosines of a client: without client 0 its cluster is better separated."""
     truth = [0] * 5 + [1] * 5 + [2] * 5
-    reliability = [0.5, 0.75, 0.85, 0.9, 0.95, 0.35, 0.6, 0.8, 0.9, 0.95, 0.6, 0.75, 0.85, 0.9, 0.95]
+    few = [0.5, 0.75, 0.35, 0.6, 0.6, 0.75]
+    reliability = [*few[:2], 0.85, 0.9, 0.95, *few[2:4], 0.8, 0.9, 0.95, *few[4:], 0.85, 0.9, 0.95]
     alpha = np.where(np.equal.outer(truth, truth), 1.0, 0.5) * np.outer(reliability, reliability)
     np.fill_diagonal(alpha, 1.0)
     alone = bipartition(alpha)
