@@ -109,12 +109,15 @@ def _samples(
         rows: (n, columns), the last one is the label.
         positive_from: the smallest value of a positive label.
     """
-    features = np.ma.masked_invalid(rows[:, :-1])
-    training = features[: round(len(rows) * (1 - HELD_OUT))]
-    spread = training.std(0).filled(0.0)
-    centred = features - training.mean(0).filled(0.0)
-    scaled = centred / np.where(spread > 0, spread, 1.0)
-    return (scaled.filled(0.0).astype(np.float32), (rows[:, -1] >= positive_from).astype(np.int64))
+    training = slice(round(len(rows) * (1 - HELD_OUT)))
+    features = rows[:, :-1]
+    known = ~np.isnan(features)
+    count = known[training].sum(0).clip(1)
+    means = np.where(known, features, 0.0)[training].sum(0) / count
+    centred = np.where(known, features - means, 0.0)
+    deviation = np.sqrt((centred[training] ** 2).sum(0) / count)
+    scaled = centred / np.where(deviation > 0, deviation, 1.0)
+    return scaled.astype(np.float32), (rows[:, -1] >= positive_from).astype(np.int64)
 
 
 def cells(names: Sequence[str], seeds: Sequence[int], path: Path) -> Iterator[Cell]:
