@@ -468,6 +468,8 @@ class Result(TypedDict):
     """what noise leaves, as told before the run"""
     theory: NotRequired[list[TheoryEntry]]
     """of CFL and SR-FCA: what the papers' theory says of the clusters"""
+    fields: NotRequired[dict[str, Any]]
+    """report fields that installed packages declare, by name"""
     seconds: float
     """of the run"""
 

@@ -193,6 +193,7 @@ RESULT: Rule = {
             "aside",
         )
     ),
+    "fields": OWNER,
     "power": {
         **_all(UNCOVERED, "summary clusters training sentences warning"),
         "releases": Each(
