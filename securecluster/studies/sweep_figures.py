@@ -1,6 +1,7 @@
 """A sweep's pictures: ARI and the clients' score over noise, over ε and over bytes.
 
-ε of a client and ε of an example never share an axis: each unit has panels of its own. 0 and ∞,
+Noise and ε for a client never share an axis with those for an example: each unit has panels of its
+own. 0 and ∞,
 which have no place on a logarithmic axis, stand beyond a break. With fewer than `FEWEST` seeds each
 seed is a dot, and no interval pretends to know their spread; with more, bands are bootstrap
 intervals of the mean.
@@ -116,8 +117,8 @@ def over(
     """
     row_units = units(rows)
     row_groups = [rows]
-    if x == "epsilon" and len(row_units) > 1:
-        # what releases nothing has ε = 0 of either unit
+    if x in AXES and len(row_units) > 1:
+        # a multiplier hides one of a client's samples, or all; what releases nothing has ε = 0
         row_groups = [[row for row in rows if _is_of(row, rows, unit)] for unit in row_units]
     if axes is None:
         picture, panels = panels_of(len(row_groups), len(scores))
@@ -191,9 +192,10 @@ def axis_label(rows: Sequence[Row], column: str) -> str:
         rows: of one panel.
         column: "noise" or "epsilon".
     """
-    if column == "noise":
-        return "noise multiplier z (standard deviation by clip norm)"
     row_units = units(rows)
+    if column == "noise":
+        unit = f" for one {row_units[0]}" if len(row_units) == 1 else ""
+        return f"noise multiplier z{unit} (σ by clip norm)"
     deltas = sorted({float(row["delta"]) for row in rows if row.get("delta")})
     text = f"ε of a run for one {' or '.join(row_units)}" if row_units else "ε of a run"
     if len(deltas) == 1:
