@@ -29,11 +29,8 @@ HISTORY = [
     {**ROUND, "round": k, "split_tests": [{**TEST, "cluster": c} for c in (0, 1)]} for k in (1, 2)
 ]
 POINTS: Any = [(1, 0.5, False), (2, 0.8, True)]
-LINKAGE = SimpleNamespace(
-    ids=range(3),
-    threshold=1.5,
-    merges=torch.tensor([[0, 1, 1.0, 2], [2, 3, 2.0, 3]], dtype=torch.float64),
-)
+MERGES = torch.tensor([[0, 1, 1, 2], [2, 3, 2, 3]], dtype=torch.float64)
+LINKAGE = SimpleNamespace(ids=range(3), threshold=1.5, merges=MERGES)
 RECORD = SimpleNamespace(
     edges=torch.tensor([1.0, 3.0]), threshold=2.0, distance=torch.tensor([[0.0, 1, 3]] * 3)
 )
@@ -83,11 +80,15 @@ CASES: dict[str, tuple[Callable[[], Any], list[tuple[str, str]], set[str], tuple
         {*OF_CURVES[1:], "cluster 0", "cluster 1"}, (0, 0.2),
     ),
     "dendrogram": (
-        lambda: dendrogram(LINKAGE, [0, 0, 1]), [("client, coloured by found cluster", "distance")], {"cut at 1.5"}, (0, 2.0),
+        lambda: dendrogram(LINKAGE, [0, 0, 1]),
+        [("client, coloured by found cluster", "distance")], {"cut at 1.5"}, (0, 2.0),
     ),
     "graph": (
         lambda: graph(RECORD, [0, 0, 1]),
-        [("edge, the shortest first", "distance of one-shot models"), ("client, by found cluster", "client")],
+        [
+            ("edge, the shortest first", "distance of one-shot models"),
+            ("client, by found cluster", "client"),
+        ],
         {"joined", "left apart", "λ = 2"}, (0, 3),
     ),
     "comparison": (
