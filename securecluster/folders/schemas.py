@@ -435,6 +435,8 @@ class Result(TypedDict):
     """options that a target ε chose, by name"""
     power: NotRequired[PowerEntry]
     """what noise leaves, as told before the run"""
+    fields: NotRequired[dict[str, Any]]
+    """report fields that installed packages declare, by name"""
     seconds: float
     """of the run"""
 

@@ -186,6 +186,7 @@ RESULT: Rule = {
     "refused": Each(Each(UNCOVERED, named=True), named=True),
     "fallback": {"nodes": UNCOVERED, "losses": Each(Each(UNCOVERED, named=True))},
     "stopped": _all(UNCOVERED, "round reason"),
+    "fields": OWNER,
     "power": {
         **_all(UNCOVERED, "summary clusters training sentences warning"),
         "releases": Each(

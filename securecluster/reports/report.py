@@ -150,6 +150,8 @@ def show(content: Result, folder: Path) -> None:
     unseen = content.get("never_seen", {})
     _show_rounds(console, "released unseen, perhaps, and counted all the same", unseen)
     _show_refused(console, content.get("refused", {}))
+    for name, value in content.get("fields", {}).items():
+        console.print(f"{name}: {value}")
     time = f"{content['seconds']:.1f} s on {content['device']}"
     # no wrapping: a path with line breaks in it could not be copied
     console.print(f"{time}; everything is in {folder}", soft_wrap=True)
