@@ -150,9 +150,9 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
     },
 }
 TRACES = "most_mobility/traces.parquet"
-SIZE = (5.6, 4.6)  # inches of a picture, whose texts a phone can show
-# pictures that pages show: of which part, and over what
-PICTURES = (("digits_updates", "epsilon"), ("digits_epsilon", "epsilon"))
+WIDTH = 5.6  # inches of a picture, whose texts a phone can show
+# pictures that pages show: of which part, and their height, with a legend of all variants
+PICTURES = (("digits_updates", 8.4), ("digits_epsilon", 5.4))
 PARETO = (
     "target_epsilon", "variant", "accuracy", "ari", "up", "down", "efficient", "efficient_ari",
 )  # fmt: skip
@@ -221,9 +221,9 @@ def draw_parts() -> list[Path]:
     from securecluster.figures.figure import save
 
     paths = []
-    for name, x in PICTURES:
-        path = RESULTS / f"noise_{name}_over_{x}.png"
-        paths.append(save(path, plot.sweep(_runs(name), x=x, size=SIZE, font=12)))
+    for name, height in PICTURES:
+        path = RESULTS / f"noise_{name}_over_epsilon.png"
+        paths.append(save(path, plot.sweep(_runs(name), size=(WIDTH, height), font=12)))
     return paths
 
 
@@ -241,7 +241,7 @@ def draw_methods() -> Path:
 
     picture = plot.sweep(
         _runs("digits_methods"),
-        size=SIZE,
+        size=(WIDTH, 4.6),
         font=13,
         title="clusters by signatures need the least ε",
         xlabel="ε of a run for one image, at δ = 1e-5",

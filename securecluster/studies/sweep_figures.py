@@ -39,6 +39,7 @@ BREAK = 0.16  # of the axis's decades, between a level and the place of 0 or inf
 MEGABYTE = 1e6
 COINCIDING = 2  # digits of scores that are drawn at one place
 APART = 1.05  # factor between marks that would hide each other
+FARTHEST = 3.0  # steps of `APART` from a mark's own place
 DOT = 9  # area of a seed's dot, in square points
 
 
@@ -233,7 +234,7 @@ def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn
     _mark_breaks(panel, values, ends)
 
 
-def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, int]:
+def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, float]:
     """Return how far each variant's marks are set apart from others at their places.
 
     Args:
@@ -251,7 +252,9 @@ def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, int]:
         marks = {(_level(row, column), round(float(row[score]), COINCIDING)) for row in points}
         shifts[variant] = max((taken[mark] for mark in marks), default=0)
         taken.update(marks)
-    return shifts
+    # nobody reads a mark at another level than its own
+    most = max(shifts.values(), default=0)
+    return {name: shift * min(1.0, FARTHEST / max(1, most)) for name, shift in shifts.items()}
 
 
 def _level(row: Row, column: str) -> float:
@@ -459,7 +462,7 @@ def _draw_curve(
     score: str,
     drawn: _Drawn,
     ends: Mapping[float, str],
-    shift: int,
+    shift: float,
 ) -> None:
     """Draw a variant's means, with a band for their interval or a dot for each seed.
 
