@@ -205,8 +205,8 @@ def sweep(
     several = x in sweeps.AXES and len(sweeps.units(done)) > 1
     if several and look.keys() & {"ax", "xlabel", "ylabel"}:
         raise UsageError(
-            "these runs have noise and ε of one client and of one example, which share no axis: give "
-            'runs of one unit, such as runs[runs.dp_unit == "client"]'
+            "these runs have noise and ε of one client and of one example, which share no axis: "
+            'give runs of one unit, such as runs[runs.dp_unit == "client"]'
         )
     labels = sweeps.over_seeds(metric, "")
     picture = sweeps.over(done, x, scores, labels, look.get("ax"), runs=rows, names=names)
