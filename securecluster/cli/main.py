@@ -36,7 +36,7 @@ from securecluster.protocols.registry import (
     protocol_class,
     protocol_names,
 )
-from securecluster.studies import compare, sweep
+from securecluster.studies import compare, field, sweep
 
 if TYPE_CHECKING:
     from securecluster.data import Federation
@@ -49,9 +49,11 @@ USAGE = """usage: securecluster COMMAND
   run PROTOCOL [options]         run a protocol on simulated clients and leave a run folder
   compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
   sweep PROTOCOLS [options]      run protocols at many levels of noise or ε, with several seeds
+  field [METHODS] [options]      set methods, also one of your own (module:Class), beside the
+                                 built-in ones at equal ε and equal budget
   plan PROTOCOLS [options]       say what ε buys, or what clusters cost, without private data
   describe TABLE [options]       say what is understood of your own table, and what would be refused
-  resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
+  resume DIR [--quiet]           go on with a run, a comparison, a sweep or a field that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
   status DIR [--json]            where a run or a node stands: rounds, who answers, ε, bytes
@@ -184,6 +186,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "run": _run,
         "compare": compare.start,
         "sweep": sweep.start,
+        "field": field.start,
         "plan": plan_command.start,
         "describe": describe_command.describe,
         "resume": _resume,

@@ -84,7 +84,10 @@ SWEEP_PICTURES = tuple(
     f"{name}.{ending}" for name in ("noise", "epsilon", "bytes") for ending in ENDINGS
 )
 FAILURES = "failures.txt"  # tracebacks of runs of a sweep or a comparison
-SWEPT = {SWEEP_RUNS, FAILURES, *SWEEP_TABLES, *SWEEP_PICTURES}
+# of a field, which has a picture a setting
+FIELD = ("tuning.jsonl", "field.html", "field.tex")
+FIELD_PICTURES = tuple(f"field-{number}.{ending}" for number in range(1, 10) for ending in ENDINGS)
+SWEPT = {SWEEP_RUNS, FAILURES, *SWEEP_TABLES, *SWEEP_PICTURES, *FIELD, *FIELD_PICTURES}
 WRITTEN = {
     *READ_BACK, *PICTURES, *PAGES, RESULT, run_secret.FILE, manifest.NAME, MARKER, newcomers.NAME,
     newcomers.KEPT,
