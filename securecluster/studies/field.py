@@ -31,7 +31,6 @@ ABOUT = (
     "Set methods, also one of your own (module:Class), beside the built-in ones at equal ε and "
     "equal budget, on named settings; without methods, the built-in ones alone."
 )
-TUNING = "tuning.jsonl"
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def _carry_out(
         )
 
     with sweep_runner.resumable(folder):
-        chosen = plan.chosen_of(tuning, ended(TUNING, tuning))
+        chosen = plan.chosen_of(tuning, ended(run_folder.FIELD_TUNING, tuning))
         cells = plan.runs(chosen)
         rows = ended(run_folder.SWEEP_RUNS, cells)
         lines = [*field_report.measured(plan, cells, rows), *stored]

@@ -268,8 +268,8 @@ def notes(plan: Plan, levels: Sequence[Level]) -> list[str]:
         f"ε is of one {plan.dp_unit}, at δ = {DELTA:g}, of clustering and training together, as "
         "the ledger of each run prices it; no ε covers the scores, nor the choice by them",
         "every method has the same rounds, steps and clip norm, is told the number of clusters if "
-        f"it asks for it, and has the learning rate that was the best on seed {TUNING_SEED}; it runs "
-        f"on {len(plan.seeds)} seeds, from {plan.seeds[0]} on",
+        f"it asks for it, and has the learning rate that was the best on seed {TUNING_SEED}; it "
+        f"runs on {len(plan.seeds)} seeds, from {plan.seeds[0]} on",
         f"intervals are 95 % bootstrap intervals over the seeds, from {FEWEST} on",
         f"{stored} of {len(levels)} lines come with the package, and were not run here",
     ]
