@@ -269,7 +269,7 @@ def test_a_registered_stage_is_a_mask(page: Page) -> None:
 
 
 def test_an_attack_of_ones_own_sees_through_the_mask(page: Page) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     for score in names.scores.values():
         assert score.beats_chance and score.value > score.chance
     # a mask keeps inner products, up to rounding
@@ -279,15 +279,15 @@ def test_an_attack_of_ones_own_sees_through_the_mask(page: Page) -> None:
 def test_an_attack_of_ones_own_is_one_of_an_audits(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = page("audit")
-    point = EntryPoint("neighbours", "audit:Neighbours", attack_registry.GROUP)
+    names = page("add-an-attack")
+    point = EntryPoint("neighbours", "add_an_attack:Neighbours", attack_registry.GROUP)
     monkeypatch.setattr(attack_registry, "entry_points", lambda group: [point])
     assert attack_registry.attack_names()[-1] == "neighbours"
     assert type(attack_registry.attack_named("neighbours")) is names.Neighbours
 
 
 def test_an_attack_of_ones_own_says_that_a_run_has_no_true_clusters(page: Page) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     clients = {
         name: (shard.x, shard.y)
         for name, shard in zip(names.federation.names, names.federation.shards, strict=True)
@@ -311,11 +311,11 @@ def test_an_audit_from_python_has_what_failed_and_what_is_broken(page: Page) -> 
 def test_a_claim_of_the_page_is_declared_and_another_one_is_broken(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     assert names.check_claim(names.masked).failure.startswith(
         "'A mask hides whose updates are alike' is broken: with mask='permutation' neighbours is"
     )
-    point = EntryPoint("neighbours-in-sums", "audit:IN_SUMS", claim_checks.GROUP)
+    point = EntryPoint("neighbours-in-sums", "add_an_attack:IN_SUMS", claim_checks.GROUP)
     monkeypatch.setattr(claim_checks, "entry_points", lambda group: [point])
     assert claim_checks.claim_names() == ["neighbours-in-sums"]
     checked = names.check_claim("neighbours-in-sums")
@@ -323,7 +323,7 @@ def test_a_claim_of_the_page_is_declared_and_another_one_is_broken(
 
 
 def test_malicious_clients_of_the_page_do_harm(page: Page) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     assert len(names.malicious) == 3
     assert list(names.impacts) == list(names.BEHAVIOURS)
     assert {found.clusters for found in names.impacts.values()} != {1}

@@ -216,10 +216,12 @@ class CFL(fl.Published, fl.ClusteringProtocol):
     signed-permutation, rotation or haar
     """
     eps1: Annotated[float, fl.Number(0, low_in=False)] = 0.5
-    """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
+    """a cluster has settled when its mean update is shorter than this share of the longest; with
+    criterion absolute, than this
+    """
     eps2: Annotated[float, fl.Number(0, low_in=False)] = 0.25
-    """and its clients still have large updates when max ‖Δ‖ is above this; relative: above this
-    share of the largest max ‖Δ‖ of any round
+    """and its clients pull apart when its longest update is longer than this share of the longest
+    of any round; with criterion absolute, than this
     """
     gamma_max: Annotated[float, fl.Number(0, 1), fl.IN_PYTHON] = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""

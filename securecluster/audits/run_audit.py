@@ -672,7 +672,7 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     if in_folder:
         return restored, taps
     if column == TWIN:
-        target.say("The unprotected twin was run from config.json.")
+        target.say("The same run without protections, its twin, was made from config.json.")
     else:
         _say_repeated(target, repeated)
     return repeated, taps

@@ -224,14 +224,15 @@ def check_free(target: Path | None, force: bool) -> None:
         return
     with _refused(target):
         content = _kind(target)
+        if not _is_marker(target / MARKER):
+            raise UsageError(
+                f"{target} is no run folder and not empty, and nothing deletes it: choose another "
+                "--out"
+            )
         if not force:
             raise UsageError(
                 f"{target} exists and is not empty: choose another --out, or --force to replace "
                 f"the {content} in it"
-            )
-        if not _is_marker(target / MARKER):
-            raise UsageError(
-                f"{target} is not a run folder, so --force will not delete it: choose another --out"
             )
         foreign_paths = foreign(target)
         if foreign_paths:

@@ -68,7 +68,7 @@ def _norm_ratios(split_tests: list[Entries]) -> str:
         if test["max_norm"]:
             ratio = test["mean_norm"] / test["max_norm"]
         ratios.append(f"{ratio:.2f}")
-    return "‖mean‖/max " + " ".join(_first(ratios, MOST_RATIOS))
+    return "mean/longest update " + " ".join(_first(ratios, MOST_RATIOS))
 
 
 def _split_texts(splits: list[Any]) -> list[str]:

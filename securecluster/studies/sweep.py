@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +56,7 @@ class Levels:
     """noise multipliers Z = σ/S, on all that a protocol releases, Gram matrices too; 0 is a run
     without noise
     """
-    epsilon: tuple[float, ...] | None = None
+    epsilon: tuple[float, ...] | None = field(default=None, metadata={"flag": "--target-epsilon"})
     """in place of noise: targets for the ε of a whole run, each with the smallest noise that
     reaches it; inf is a run without noise
     """

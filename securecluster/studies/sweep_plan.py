@@ -390,11 +390,11 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
     """
     if noise and epsilon:
         raise UsageError(
-            "--noise and --epsilon both say how much noise there is: sweep over one of them"
+            "--noise and --target-epsilon both say how much noise there is: sweep over one of them"
         )
     if not noise and not epsilon:
         raise UsageError(
-            "a sweep takes levels of noise: --noise 0 0.1 0.5, or --epsilon 1 2 4 8 for targets"
+            "a sweep takes levels of noise: --noise 0 0.1 0.5, or --target-epsilon 1 2 4 8"
         )
     by = NOISE
     levels = noise
