@@ -82,15 +82,15 @@ class Resume:
     quiet: bool = False
     """print nothing but errors and, with noise, ε"""
     jobs: int | None = None
-    """of a sweep or a comparison: runs at the same time, each in a process of its own; None is the
-    number that a sweep was started with, and of a comparison 1
+    """of a sweep, a field or a comparison: runs at the same time, each in a process of its own;
+    None is the number that it was started with, and of a comparison 1
     """
     together: int | None = None
     """of a sweep: runs of one protocol in one process that train as one batch; None is the number
     that it was started with
     """
     retry: bool = False
-    """of a sweep: do the runs that failed again; without it they stay as they are"""
+    """of a sweep or a field: do the runs that failed again; without it they stay as they are"""
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,11 @@ def _resume(argv: list[str]) -> int:
     from securecluster.folders import run_folder
     from securecluster.reports import loading
 
-    if run_folder.swept(folder) is not None:
+    swept = run_folder.swept(folder)
+    if swept is not None and "field" in swept:
+        _check_no_sweep_options(options, f"{folder} holds a field", ("together",))
+        return field.resume(folder, quiet, options.jobs, options.retry)
+    if swept is not None:
         return sweep.resume(folder, quiet, options.jobs, options.together, options.retry)
     if loading.compared(folder) is not None:
         what = f"{folder} holds a comparison, which does what failed again"

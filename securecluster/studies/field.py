@@ -98,38 +98,44 @@ def start(argv: Sequence[str]) -> int:
         return _carry_out(folder, plan, parallel, quiet)
 
 
-def resume(folder: Path, content: Any, quiet: bool, parallel: Parallel, retry: bool = False) -> int:
+def resume(folder: Path, quiet: bool, jobs: int | None = None, retry: bool = False) -> int:
     """Go on with a field that was stopped, or show one that has ended.
 
     Args:
-        folder: of the field, whose lock this process holds.
-        content: the plan, as JSON values.
+        folder: of the field.
         quiet: print nothing but errors.
-        parallel: runs at the same time.
+        jobs: runs at the same time; None is as many as at the start of the field.
         retry: do the runs that failed again.
 
     Returns:
         The exit code.
 
     Raises:
-        RunFolderError: a damaged folder, or data or stored results that have changed since.
+        UsageError: an impossible number.
+        RunFolderError: a damaged folder, or data or files of the program that have changed since.
         SecureClusterError: some runs failed; the others are in the folder.
     """
+    from securecluster.folders import run_folder
     from securecluster.studies import field_stored
     from securecluster.studies.field_plan import Plan
 
-    plan = Plan.of(content)
-    if field_stored.programs(plan) != plan.programs:
-        raise RunFolderError(
-            f"files of the program, or of a method, have changed since {folder} was begun, and its "
-            "rows would be of two programs: go on with those files, or start the field anew"
-        )
-    if _digests(plan) != plan.digests:
-        raise RunFolderError(
-            f"{folder} was run on other data than are there now: restore the data, or start the "
-            "field anew"
-        )
-    return _carry_out(folder, plan, parallel, quiet, retry)
+    with run_folder.locked(folder):
+        plan = Plan.of(run_folder.swept(folder) or {})
+        parallel = sweep.recorded_parallel(folder)
+        if jobs is not None:
+            parallel = replace(parallel, jobs=jobs)
+        parallel.check()
+        if field_stored.programs(plan) != plan.programs:
+            raise RunFolderError(
+                f"files of the program, or of a method, have changed since {folder} was begun, and "
+                "its rows would be of two programs: go on with those files, or start it anew"
+            )
+        if _digests(plan) != plan.digests:
+            raise RunFolderError(
+                f"{folder} was run on other data than are there now: restore the data, or start "
+                "the field anew"
+            )
+        return _carry_out(folder, plan, parallel, quiet, retry)
 
 
 def _planned(labels: Sequence[str], options: FieldOptions) -> Any:

@@ -142,17 +142,13 @@ def resume(
     with run_folder.locked(folder):
         content = run_folder.swept(folder)
         assert content is not None
-        parallel = _recorded_parallel(folder)
+        plan = Plan.of(content)
+        parallel = recorded_parallel(folder)
         if jobs is not None:
             parallel = replace(parallel, jobs=jobs)
         if together is not None:
             parallel = replace(parallel, together=together)
         parallel.check()
-        if "field" in content:
-            from securecluster.studies import field
-
-            return field.resume(folder, content, quiet, parallel, retry)
-        plan = Plan.of(content)
         _check_data(folder, _federation(plan))
         return _carry_out(folder, plan, parallel, quiet, retry)
 
@@ -492,7 +488,7 @@ def _texts(plan: Plan, parallel: Parallel, federation: Federation) -> dict[str, 
     return {run_folder.CONFIG: text}
 
 
-def _recorded_parallel(folder: Path) -> Parallel:
+def recorded_parallel(folder: Path) -> Parallel:
     """Return how many runs at the same time a sweep was started with.
 
     Args:
@@ -557,7 +553,7 @@ def _in_folder(
                 f"{folder} holds another sweep: call it with the same options, or give another "
                 "folder"
             )
-        _recorded_parallel(folder)
+        recorded_parallel(folder)
         _check_data(folder, federation)
         return _completed(folder, plan, federation, parallel, True, advance=advance)
 
