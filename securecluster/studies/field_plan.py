@@ -113,10 +113,9 @@ BUDGET = frozenset({"rounds", "local_rounds", "epochs", "batch_size", "dp_unit",
 
 def _images(name: str, scenario: str, samples: int = 300, clients: int = 24) -> Setting:
     """Return a setting of MNIST in four clusters."""
-    skewed = scenario if "+" in scenario else f"iid+{scenario}"
-    if scenario == "dirichlet":
-        skewed = scenario
-    simulation = Simulation("mnist", scenario=skewed, clients=clients, clusters=4, samples=samples)
+    simulation = Simulation(
+        "mnist", scenario=scenario, clients=clients, clusters=4, samples=samples
+    )
     return Setting(name, simulation, 4)
 
 
