@@ -255,7 +255,7 @@ class Plan:
             own = {n: v for n, v in options.items() if n in names and n not in variant.options}
             label = ",".join(f"{name}={value:g}" for name, value in own.items())
             choice = Variant(
-                f"{variant.label} [{label}]", variant.protocol, budget | own | variant.options
+                f"{variant.label} [{label}]", variant.protocol, {**budget, **own, **variant.options}
             )
             if choice not in choices:
                 choices.append(choice)

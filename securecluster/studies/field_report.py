@@ -159,7 +159,7 @@ def levels_of(plan: Plan, lines: Sequence[Row]) -> list[Level]:
 def _value(row: Row, name: str) -> float | None:
     """Return a number of a run: bytes up and down of a client, and rounds with those alone."""
     if name == "bytes":
-        return (row["up"] + row["down"]) / row["clients"]
+        return float(row["up"] + row["down"]) / float(row["clients"])
     if name == "rounds":
         return float(row["rounds"] + (row["tuned_alone"] or 0))
     return None if row[name] is None else float(row[name])
@@ -478,7 +478,7 @@ def show(folder: Path, plan: Plan, lines: Sequence[Row]) -> None:
                     printable(f"{line['variant']}, ε {line['target_epsilon']:g}: {remark}")
                 )
     pairs = pairs_of(plan, lines)
-    for line in [*notes(plan, levels), *(reach(pairs, score) for score in ("ari", METRIC))]:
-        console.print(line)
+    for text in [*notes(plan, levels), *(reach(pairs, score) for score in ("ari", METRIC))]:
+        console.print(text)
     files = f"{PAGE}, runs.csv, summary.csv, paired.csv, {LATEX}, pictures"
     console.print(f"everything is in {folder}: {files}")
