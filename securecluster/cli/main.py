@@ -16,6 +16,7 @@ from securecluster.cli import (
     check_command,
     describe_command,
     flower_project,
+    new_command,
     node_command,
     plan_command,
     predict_command,
@@ -61,6 +62,8 @@ USAGE = """usage: securecluster COMMAND
   audit DIR [options]            attack a finished run and its unprotected twin
   check PROTOCOL [options]       run every check that a protocol must pass, also one of your own
                                  (module:Class)
+  new KIND DIR                   write a package with a protocol, an attack, a mask or a data set of
+                                 your own, which runs as it stands
   node init|serve|ledger DIR     a client of runs on many machines: make its folder, answer for it,
                                  or show what it has released
   flower-init DIR                make a project of Flower that runs a protocol on many machines
@@ -197,6 +200,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "predict": predict_command.predict,
         "check": check_command.check,
         "node": node_command.node,
+        "new": new_command.new,
         "flower-init": flower_project.flower_init,
         "list": _list,
     }
@@ -253,6 +257,12 @@ def _run(argv: list[str]) -> int:
     from securecluster.folders import run_folder
 
     (plan,) = plans
+    fact = PROTOCOLS.get(plan.protocol.name)
+    typed = {argument.partition("=")[0] for argument in arguments}
+    if fact and fact.k == "yes" and options.simulation.client_column and "--k" not in typed:
+        execution.noting(options.output.quiet)(
+            f"no number of clusters was given, so it is {plan.protocol.k}: give --k"
+        )
     config = execution.taking_up(options.protocol, options)
     if config is not None:
         return _go_on(options.output, plan, config, federation)

@@ -204,7 +204,8 @@ def _score_cells(row: Row, metric: str) -> Cells:
         "below": fixed(row.get("below_baseline"), 0),
     }
     # one that failed has none
-    further = {name.replace("_", " "): fixed(scores.get(name), 3) for name in SCORES}
+    own = sorted(scores.keys() - set(SCORES))
+    further = {name.replace("_", " "): fixed(scores.get(name), 3) for name in (*SCORES, *own)}
     return cells | {name: text for name, text in further.items() if name not in cells}
 
 

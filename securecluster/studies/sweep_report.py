@@ -46,7 +46,8 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | No
     pairs = sweep_pairs.paired(runs, metric)
     if pairs:
         sweep_tables.write(folder / sweep_pairs.NAME, pairs)
-    latex = sweep_latex.table(means, metric, _title(federation, runs, "means over the seeds"))
+    title = _title(federation, runs, "means over the seeds")
+    latex = sweep_latex.table(means, metric, title, federation.objective.higher)
     atomic_files.write_atomic(folder / sweep_latex.NAME, latex.encode())
     text = "\n".join([*sweep_costs.sentences(_ordered(rows), metric), ""])
     atomic_files.write_atomic(folder / "privacy.txt", text.encode())

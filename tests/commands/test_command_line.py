@@ -14,6 +14,7 @@ import pytest
 from securecluster.cli.main import main
 from securecluster.commands import command_line, options
 from securecluster.commands.command_line import SHOWN, Section
+from securecluster.core import installed_packages
 from securecluster.errors import UsageError, in_python
 from securecluster.protocols import registry
 from securecluster.protocols.registry import MODELS, PROTOCOLS, protocol_class
@@ -279,5 +280,5 @@ def test_other_packages_protocols_are_listed(monkeypatch: pytest.MonkeyPatch, sa
     from importlib.metadata import EntryPoint
 
     point = EntryPoint("mine", "my_package:Mine", registry.GROUP)
-    monkeypatch.setattr(registry, "_declared", lambda: {"mine": point})
+    monkeypatch.setattr(installed_packages, "points", lambda group: [point])
     assert re.search(r"^mine +see my_package:Mine$", said("list")[1], re.MULTILINE)

@@ -285,12 +285,21 @@ def test_a_latex_table_has_units_delta_and_escaped_names() -> None:
     assert r"\caption{my\_data (50 \%), $\varepsilon$ \& $\delta$}" in text
     rows = [line.strip() for line in text.splitlines() if line.endswith(r"\\")]
     assert {line.count("&") for line in rows} == {8}
-    assert (
-        rows[1]
-        == r"CFL & one client & $10^{-5}$ & $\infty$ & 0 & 0.900 & 0.500 & $2\cdot10^{-5}$ & 3 \\"
-    )
+    numbers = r"$\infty$ & 0 & \textbf{0.900} & 0.500 & $2\cdot10^{-5}$ & 3 \\"
+    assert rows[1] == r"CFL & one client & $10^{-5}$ & " + numbers
     assert any(line.startswith("FedAvg, per example & one example & ") for line in rows)
     assert any(line.startswith("local training & nothing released & -- & 0 & ") for line in rows)
+
+
+@pytest.mark.parametrize(("higher", "best"), [(True, "0.700"), (False, "0.600")])
+def test_of_methods_at_one_level_the_best_is_bold(higher: bool, best: str) -> None:
+    rows = [_row(variant=name, accuracy=a, noise=1.0) for name, a in (("cfl", 0.6), ("flhc", 0.7))]
+    rows.append(_row(variant="cfl", accuracy=0.9, noise=0.0))  # has no rival
+    sent = {"up": 1, "down": 1}
+    means = sweep_tables.summary([row | sent for row in rows], "accuracy")
+    text = sweep_latex.table(means, "accuracy", "x", higher)
+    bold = re.findall(r"textbf{([\d.]+)", text)
+    assert bold == [best]  # nor is anything bold in which all are equal
 
 
 def test_a_legend_has_as_many_columns_as_its_texts_leave_room_for() -> None:

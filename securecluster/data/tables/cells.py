@@ -266,7 +266,7 @@ def mark_faults(marks: Mapping[str, str | None]) -> list[ColumnError]:
     return [ColumnError(subject, "have decimal points and decimal commas", "use one of them")]
 
 
-ADVICE = "drop it (drop_columns), or encode it as numbers, as prepare auto does"
+ADVICE = "drop it (drop_columns), or take prepare auto, which makes numbers of it"
 
 
 def content(column_type: Any) -> str:
