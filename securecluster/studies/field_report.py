@@ -457,7 +457,7 @@ def _latex_cell(row: Row | None, score: str, best: float | None) -> str:
 
 
 def show(folder: Path, plan: Plan, lines: Sequence[Row]) -> None:
-    """Print a line per setting, ε and method, and how they came about.
+    """Print the means of each setting, ε and method, and how they came about.
 
     Args:
         folder: of the field.
@@ -468,7 +468,10 @@ def show(folder: Path, plan: Plan, lines: Sequence[Row]) -> None:
     console = terminal.Console(markup=False)
     for setting in plan.settings:
         of_setting = [level for level in levels if level.line["setting"] == setting.name]
-        rows = [[printable(cell) for cell in _cells(plan, level)[:-1]] for level in of_setting]
+        rows = [
+            [printable(cell.partition(" (")[0]) for cell in _cells(plan, level)[:-1]]
+            for level in of_setting
+        ]
         title = f"{setting.name} (settings {setting.hash(plan.dp_unit)})"
         console.print(terminal.table(HEADINGS[:-1], rows, title, numbers=True, light=True))
         for level in of_setting:
