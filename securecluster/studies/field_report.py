@@ -273,6 +273,12 @@ def notes(plan: Plan, levels: Sequence[Level]) -> list[str]:
         f"intervals are 95 % bootstrap intervals over the seeds, from {FEWEST} on",
         f"{stored} of {len(levels)} lines come with the package, and were not run here",
     ]
+    ends = sum(_at_an_end(plan, level.line) for level in levels)
+    if ends:
+        lines.append(
+            f"the learning rate of {ends} lines is the least or the largest that was tried, beyond "
+            "which another may be better"
+        )
     older = aged(levels)
     if older:
         lines.append(
@@ -280,6 +286,13 @@ def notes(plan: Plan, levels: Sequence[Level]) -> list[str]:
             "or of the method have changed since; --fresh runs them again"
         )
     return lines
+
+
+def _at_an_end(plan: Plan, line: Row) -> bool:
+    """Return whether the learning rate of a line is at an end of those that were tried."""
+    rates = plan.setting(line["setting"]).rates
+    options = (line["chosen"] or "").replace(";", ",").split(", ")
+    return any(f"lr={rate}" in options for rate in (min(rates), max(rates)))
 
 
 def page(

@@ -338,6 +338,18 @@ def test_what_departs_from_the_setting_is_said() -> None:
     ]
 
 
+@pytest.mark.parametrize(("chosen", "at_an_end"), [("lr=2.0, k=3", True), ("lr=1.0; by x", False)])
+def test_a_learning_rate_at_an_end_of_its_grid_is_said(chosen: str, at_an_end: bool) -> None:
+    setting = replace(TINY[0], rates=(0.5, 1.0, 2.0))
+    plan = _plan(settings=(setting,))
+    lines = _lines(plan, {"mine": [0.5] * 3, "fedavg": [0.5] * 3, "local": [0.5] * 3})
+    for line in lines:
+        line["chosen"] = chosen
+    notes = field_report.notes(plan, field_report.levels_of(plan, lines))
+    said = [note for note in notes if note.startswith("the learning rate of 3 lines")]
+    assert bool(said) == at_an_end
+
+
 def test_the_table_for_papers_has_the_best_in_bold() -> None:
     plan = _plan()
     lines = _lines(plan, {"mine": [0.5] * 5, "fedavg": [0.75] * 5, "local": [0.25] * 5})
