@@ -70,7 +70,7 @@ def draw(
     for name in (*AXES, "bytes"):
         picture = over(done, name, scores, labels, runs=runs)
         picture.suptitle(printable(title), fontsize=10)
-        paths += _save(folder, name, picture)
+        paths += save(folder, name, picture)
     return paths
 
 
@@ -615,7 +615,7 @@ def _legend_columns(lengths: Sequence[int], width: float) -> int:
     return 1
 
 
-def _save(folder: Path, name: str, picture: Any) -> list[Path]:
+def save(folder: Path, name: str, picture: Any) -> list[Path]:
     """Write a figure in all formats, and return the paths.
 
     Args:

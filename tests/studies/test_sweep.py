@@ -692,7 +692,7 @@ def test_resume_takes_the_jobs_of_the_start_unless_told_otherwise(
     taken: list[Parallel] = []
 
     def none_left(
-        plan: Any, recorded: Sequence[Any], parallel: Parallel, say: Any
+        cells: Any, settings: Any, recorded: Sequence[Any], parallel: Parallel, say: Any
     ) -> Sequence[Any]:
         taken.append(parallel)
         return recorded
