@@ -401,6 +401,13 @@ def test_the_notebook_of_an_audit_has_an_attack_that_fails_and_two_that_win(
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_the_notebook_of_a_server_answers_as_the_run_does_and_ends_it(notebook: Notebook) -> None:
+    pytest.importorskip("pandas")
+    names = notebook("serve")
+    assert names.server.returncode is not None
+    assert names.answers["Aachen"] == names.answers["Cork"] != names.answers["Bern"]
+
+
 def test_the_notebook_of_a_sweep_ends_in_a_figure(notebook: Notebook, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     names = notebook("noise", "seeds=5", "seeds=1")

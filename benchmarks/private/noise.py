@@ -127,10 +127,8 @@ EPSILON = Part(
     ("--epsilon", "1", "2", "4", "8", "inf"),
     ("--dp-unit", "example", "--clip", "1"),
 )
-# those of `epsilon` that are not told the number of clusters, and their strongest rival
-METHODS = Part(
-    ("signature", "srfca", "rdpcfl", "flhc", "cfl", "finetune"), EPSILON.levels, EPSILON.options
-)
+# those of `epsilon` that are not told the number of clusters
+METHODS = Part(("signature", "srfca", "rdpcfl", "flhc", "cfl"), EPSILON.levels, EPSILON.options)
 SMALL = ("--model", "linear", "--rounds", "20", "--clients", "8", "--clusters", "2")
 GPU = ("--device", "cuda")
 GRIDS: dict[str, dict[str, dict[str, Part]]] = {
@@ -152,11 +150,9 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
     },
 }
 TRACES = "most_mobility/traces.parquet"
-# pictures that pages show: of which part, over what, and the scores
-PICTURES = (
-    ("digits_updates", "epsilon", ("ari", "accuracy")),
-    ("digits_epsilon", "epsilon", ("ari", "accuracy")),
-)
+WIDTH = 5.6  # inches of a picture, whose texts a phone can show
+# pictures that pages show: of which part, and their height, with a legend of all variants
+PICTURES = (("digits_updates", 8.4), ("digits_epsilon", 5.4))
 PARETO = (
     "target_epsilon", "variant", "accuracy", "ari", "up", "down", "efficient", "efficient_ari",
 )  # fmt: skip
@@ -220,14 +216,14 @@ def _has_positions() -> bool:
 
 
 def draw_parts() -> list[Path]:
-    """Draw ARI and accuracy, or error, of the parts that pages show, from their tables."""
+    """Draw the ARI of the parts that pages show, from their tables."""
     from securecluster import plot
     from securecluster.figures.figure import save
 
     paths = []
-    for name, x, scores in PICTURES:
-        path = RESULTS / f"noise_{name}_over_{x}.png"
-        paths.append(save(path, plot.sweep(_runs(name), x=x, y=scores)))
+    for name, height in PICTURES:
+        path = RESULTS / f"noise_{name}_over_epsilon.png"
+        paths.append(save(path, plot.sweep(_runs(name), size=(WIDTH, height), font=12)))
     return paths
 
 
@@ -245,7 +241,7 @@ def draw_methods() -> Path:
 
     picture = plot.sweep(
         _runs("digits_methods"),
-        size=(5.6, 4.6),
+        size=(WIDTH, 4.6),
         font=13,
         title="clusters by signatures need the least ε",
         xlabel="ε of a run for one image, at δ = 1e-5",

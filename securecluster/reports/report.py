@@ -146,6 +146,8 @@ def show(content: Result, folder: Path) -> None:
         console.print(chosen_sentence(content["chosen"]))
     for sentence in content.get("power", {"sentences": []})["sentences"]:
         console.print(f"power check: {sentence}")
+    for entry in content.get("theory", []):
+        console.print(f"theory: {entry['sentence']}")
     _show_rounds(console, "did not reply", content["dropped"])
     unseen = content.get("never_seen", {})
     _show_rounds(console, "released unseen, perhaps, and counted all the same", unseen)

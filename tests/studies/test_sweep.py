@@ -235,7 +235,9 @@ def test_epsilon_of_a_client_and_of_an_example_share_no_axis() -> None:
         {"CFL", "local training (ε = 0)"},
         {"FedAvg, per example", "local training (ε = 0)"},
     ]
-    assert len(plots.over(means, "noise", ["ari"], {"ari": "ARI"}, runs=runs).axes) == 1
+    noise = plots.over(means, "noise", ["ari"], {"ari": "ARI"}, runs=runs).axes
+    units = [panel.get_xlabel().removesuffix(" (σ by clip norm)") for panel in noise]
+    assert units == [f"noise multiplier z for one {unit}" for unit in ("client", "example")]
 
 
 def test_infinity_stands_beyond_a_break_that_no_line_crosses() -> None:
@@ -690,7 +692,7 @@ def test_resume_takes_the_jobs_of_the_start_unless_told_otherwise(
     taken: list[Parallel] = []
 
     def none_left(
-        plan: Any, recorded: Sequence[Any], parallel: Parallel, say: Any
+        cells: Any, settings: Any, recorded: Sequence[Any], parallel: Parallel, say: Any
     ) -> Sequence[Any]:
         taken.append(parallel)
         return recorded
