@@ -77,7 +77,7 @@ class Graph:
         odd = [self.ids[k] for k in self.aside]
         if odd:
             others = np.flatnonzero(counts)
-            nearest = float(distance[np.ix_(self.aside, others)].min())
+            nearest = float(distance[self.aside][:, others].min())
             sentence += (
                 f", chosen without {len(odd)} odd of {len(labels)} models, the nearest of which is "
                 f"{nearest:.3g} apart from all others: client {', '.join(map(str, odd))}"

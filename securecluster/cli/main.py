@@ -292,9 +292,11 @@ def _go_on(chosen: Any, plan: RunPlan, config: RunConfig, federation: Federation
 
     folder: Path = chosen.out
     console = execution.console(chosen.quiet)
+    note = execution.noting(chosen.quiet)
     with run_folder.locked(folder):
-        with noted(execution.noting(chosen.quiet)):
+        with noted(note):
             plan = taken_up(folder, plan, config, federation)
+        note(f"{folder} holds a run of fewer rounds, which goes on: another --out is a new run")
         with execution.resumable(folder):
             content, fitted = execution.watched_run(plan, federation, folder, console)
         _finish(content, fitted, folder, console, chosen.pictures)

@@ -263,11 +263,11 @@ class Privacy(TypedDict):
     reproducible_keys: bool
     """keys and noise follow from the seed: nothing is protected"""
     epsilon: float | None
-    """of everything released, for the unit of privacy, blanked; null is ∞"""
+    """of everything released, for one unit of privacy against blanks in its place; null is ∞"""
     epsilon_rdp: float | None
     """the same, bounded by Rényi divergences"""
     epsilon_replace: float | None
-    """where the unit is replaced by another, and not blanked"""
+    """the same against any other data in its place"""
     delta: float | None
     """of (ε, δ)"""
     accountant: str
@@ -359,7 +359,7 @@ class PowerOfRelease(TypedDict):
     drowned_from: float
     """the least of it with which nothing is left"""
     verdict: str
-    """carries, doubtful or drowned"""
+    """carries (enough is left), doubtful, or drowned (lost in noise)"""
 
 
 class PowerChange(TypedDict):
