@@ -28,7 +28,7 @@ PAGES = ("*.md", "docs/**/*.md")
 # what pages show, and link, beside pages
 FILES = (
     "LICENSE", "CITATION.cff", "docs/*.ipynb", "docs/site.css", "benchmarks/results/**/*.png",
-    "benchmarks/results/robust_*.csv",
+    "benchmarks/results/**/*.csv",
 )  # fmt: skip
 METHODS = "docs/protocols.md"
 METHOD = "docs/protocols-{}.md"  # beside that page, so that links of its sections hold
@@ -181,20 +181,9 @@ def sections() -> tuple[Section, ...]:
 
 
 def methods_page() -> str:
-    """Return the page of all methods: what holds for every one, and a table."""
-    from securecluster.protocols.registry import PROTOCOLS
-
+    """Return the page of all methods: what stands before their sections."""
     head = (ROOT / METHODS).read_text(encoding="utf-8").partition("\n## ")[0]
-    rows = []
-    for own in sections():
-        fact = PROTOCOLS[own.name]
-        link = f"[{own.title}](protocols.md#{slug(own.title)})"
-        rows.append([link, f"`{own.name}`", fact.k, fact.finds, fact.reads])
-    return "\n\n".join([
-        head.replace("# Protocols\n", "# Methods\n", 1),
-        "## All methods\n\nk: whether the number of clusters must, need not or may be given.",
-        table(["method", "name", "k", "finds", "the server reads"], rows),
-    ])  # fmt: skip
+    return head.replace("# Protocols\n", "# Methods\n", 1)
 
 
 def method_page(own: Section) -> str:
@@ -290,7 +279,7 @@ def evidence(own: Section) -> str:
         text = (ROOT / path).read_text(encoding="utf-8")
         page = path.removeprefix("docs/")
         named = re.search(rf"`{own.name}`|^\| `?{own.name}\b", text, re.M)
-        if named or page in own.text:
+        if named or page in own.text or page == f"evidence/{own.name}.md":
             links.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({page})")
     return "\n".join(links) or "No page of evidence names it."
 

@@ -11,11 +11,11 @@ Audits then run them beside the attacks of this project.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from securecluster.attacks.base import PROTECTIONS, REQUIREMENTS, Attack
 from securecluster.core import installed_packages
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
@@ -68,13 +68,14 @@ ATTACKS = {  # module and class
     "sums-over-rounds-sizes": "sums_over_rounds:SizesOverRounds",
     "sums-single-coordinate": "single_coordinate:SingleCoordinates",
 }
+PARTS = installed_packages.Parts("attack", GROUP, ATTACKS)
 DECLARED = ("name", "source", "needs", "scorer")
 CHOICES = {"requires": REQUIREMENTS, "hidden_by": PROTECTIONS}  # what an attack may declare
 
 
 def attack_names() -> list[str]:
     """Return the names of all attacks, those of this project first."""
-    return [*ATTACKS, *sorted(_declared())]
+    return [*ATTACKS, *sorted(PARTS.declared())]
 
 
 def attack_named(name: str) -> Attack:
@@ -88,48 +89,13 @@ def attack_named(name: str) -> Attack:
         UsageError: an unknown name, or a declaration that does not lead to an attack.
     """
     if ":" in name:
-        return _given_attack(name)
-    if name in _GIVEN:
-        return _loaded(_GIVEN[name])
+        name = PARTS.give(name, _loaded)
     if name in ATTACKS:
         module_name, _, class_name = ATTACKS[name].partition(":")
         module = importlib.import_module(f"securecluster.attacks.{module_name}")
         builtin: Attack = getattr(module, class_name)()
         return builtin
-    declared = _declared()
-    if name not in declared:
-        raise unknown("attack", name, attack_names())
-    return _loaded(declared[name])
-
-
-_GIVEN: dict[str, EntryPoint] = {}  # attacks that were given as "module:Class", by their names
-
-
-def _given_attack(path: str) -> Attack:
-    """Return an attack of a module, and keep it by its name.
-
-    Args:
-        path: "module:Class".
-
-    Raises:
-        UsageError: it cannot be imported, is no attack, or has the name of another.
-    """
-    point = installed_packages.of_path("attack", path, GROUP)
-    name = point.name
-    if name in attack_names():
-        raise UsageError(f"{path} has the name {name!r} of another attack: give it another one")
-    attack = _loaded(point)
-    _GIVEN[name] = point
-    return attack
-
-
-def _declared() -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages by name.
-
-    Names of this project's own attacks stay theirs.
-    """
-    points = entry_points(group=GROUP)
-    return {point.name: point for point in points if point.name not in ATTACKS}
+    return _loaded(PARTS.point(name))
 
 
 def _loaded(point: EntryPoint) -> Attack:
@@ -138,8 +104,7 @@ def _loaded(point: EntryPoint) -> Attack:
     Raises:
         UsageError: it cannot be imported or made, is no attack, or has another name.
     """
-    declaration = installed_packages.declaration("attack", point)
-    loaded = installed_packages.load("attack", point)
+    declaration, loaded = PARTS.loaded(point)
     if not (isinstance(loaded, type) and issubclass(loaded, Attack)):
         raise UsageError(f"{declaration}, is no Attack: name its class")
     missing = [attribute for attribute in DECLARED if not hasattr(loaded, attribute)]

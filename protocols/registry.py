@@ -15,10 +15,9 @@ its reader imports.
 from __future__ import annotations
 
 import importlib
-import os
 import warnings
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
 from securecluster import protocols
@@ -153,9 +152,12 @@ PROTOCOLS = {
 }
 
 
+PARTS = installed_packages.Parts("protocol", GROUP, PROTOCOLS, OWN)
+
+
 def protocol_names() -> list[str]:
     """Return the names of all protocols, those of this project first."""
-    return [*PROTOCOLS, *sorted({*_others(), *_KEPT})]
+    return [*PROTOCOLS, *sorted({*PARTS.others(), *_KEPT})]
 
 
 def protocol_class(name: str | None) -> Any:
@@ -178,11 +180,29 @@ def protocol_class(name: str | None) -> Any:
         return getattr(protocols, PROTOCOLS[name].class_name)
     if name in _KEPT:
         return _KEPT[name]
-    others = _others()
+    others = PARTS.others()
     if name not in others:
         error = unknown("protocol", name, protocol_names())
-        raise UsageError(f"{error}; one of your own is named by its path, as my_module:MyClass")
+        raise UsageError(
+            f"{error}; one of your own is named by its path, as my_module:MyClass, and for a "
+            f"folder that has been run in {OWN}"
+        )
     return _loaded(others[name])
+
+
+def class_of_folder(name: str) -> Any:
+    """Return the class of a protocol that a run folder names, which imports no path.
+
+    Args:
+        name: of this project's or of an installed package's protocol, or one that was given by its
+            path here.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    if ":" in name:
+        raise UsageError(f"{name!r} is a path, and no folder chooses what is imported: give a name")
+    return protocol_class(name)
 
 
 def class_at(path: str) -> Any:
@@ -206,17 +226,7 @@ def named(path: str) -> str:
     Raises:
         UsageError: it cannot be imported, is no protocol, or has the name of another one.
     """
-    point = installed_packages.of_path("protocol", path, GROUP)
-    known = _others().get(point.name)
-    if point.name in PROTOCOLS or (known is not None and known.value != path):
-        raise UsageError(
-            f"{path} has the name {point.name!r} of another protocol: give it another one"
-        )
-    _loaded(point)
-    paths = _own_paths()
-    if known is None:
-        os.environ[OWN] = ",".join([*paths, path])
-    return point.name
+    return PARTS.give(path, _loaded)
 
 
 def facts() -> list[tuple[str, Fact]]:
@@ -225,7 +235,7 @@ def facts() -> list[tuple[str, Fact]]:
     Of other packages' protocols the package alone is known.
     """
     rows = list(PROTOCOLS.items())
-    for name, point in sorted(_others().items()):
+    for name, point in sorted(PARTS.others().items()):
         rows.append((name, Fact("", f"see {point.value}", "")))
     return rows
 
@@ -233,7 +243,7 @@ def facts() -> list[tuple[str, Fact]]:
 @cache
 def _warn_of_other_declaration(name: str) -> None:
     """Warn if an installed package declares a protocol under the name of one of this project's."""
-    for point in entry_points(group=GROUP):
+    for point in installed_packages.points(GROUP):
         if point.name == name:
             warnings.warn(
                 f"{point.value} is declared under the name {name!r} of a protocol of "
@@ -241,16 +251,6 @@ def _warn_of_other_declaration(name: str) -> None:
                 SecureClusterWarning,
                 stacklevel=3,
             )
-
-
-@cache
-def _declared() -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages by name.
-
-    Names of this project's own protocols stay theirs.
-    """
-    points = entry_points(group=GROUP)
-    return {point.name: point for point in points if point.name not in PROTOCOLS}
 
 
 def keep(protocol_type: Any) -> None:
@@ -269,33 +269,12 @@ def keep(protocol_type: Any) -> None:
     if module != "__main__" and "." not in place:
         named(f"{module}:{place}")
         return
-    if name in PROTOCOLS or name in _others():
+    if name in PROTOCOLS or name in PARTS.others():
         raise UsageError(f"{place} has the name {name!r} of another protocol: give it another one")
     _KEPT[name] = protocol_type
 
 
 _KEPT: dict[str, Any] = {}  # classes of scripts and notebooks, which other processes do not have
-
-
-def _own_paths() -> list[str]:
-    """Return the paths of the user's own protocols."""
-    return [path for path in os.environ.get(OWN, "").split(",") if path]
-
-
-def _others() -> dict[str, EntryPoint]:
-    """Return protocols that are not this project's by name: declared ones, and the user's own."""
-    return {**_own(*_own_paths()), **_declared()}
-
-
-@cache
-def _own(*paths: str) -> dict[str, EntryPoint]:
-    """Return protocols of the user's own modules by name.
-
-    Args:
-        paths: "module:Class" of each.
-    """
-    points = [installed_packages.of_path("protocol", path, GROUP) for path in paths]
-    return {point.name: point for point in points if point.name not in PROTOCOLS}
 
 
 def _loaded(point: EntryPoint) -> Any:
@@ -306,8 +285,7 @@ def _loaded(point: EntryPoint) -> Any:
     """
     from securecluster.protocols.common.base import ClusteringProtocol
 
-    declaration = installed_packages.declaration("protocol", point)
-    loaded = installed_packages.load("protocol", point)
+    declaration, loaded = PARTS.loaded(point)
     if not (isinstance(loaded, type) and issubclass(loaded, ClusteringProtocol)):
         raise UsageError(f"{declaration}, is no ClusteringProtocol: name its class")
     if loaded.name != point.name:

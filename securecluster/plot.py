@@ -173,7 +173,7 @@ def sweep(
     """Return a figure of scores of a sweep over its noise, ε or bytes, a curve for each variant.
 
     Bands are 95 % bootstrap intervals over the seeds; with fewer than five seeds each is a dot.
-    ε of a client and ε of an example have panels of their own.
+    Noise and ε of a client have panels of their own, and so have those of an example.
 
     Args:
         runs: what `securecluster.sweep` returned, or `runs.csv` of its folder as a DataFrame.
@@ -202,11 +202,11 @@ def sweep(
     done = [row for row in sweep_tables.summary(rows, metric) if row["runs"]]
     if not all(any(row[score] is not None for row in done) for score in scores):
         raise UsageError(f"no run of this sweep has y = {y!r}: see the columns status and reason")
-    several = x == "epsilon" and len(sweeps.units(done)) > 1
+    several = x in sweeps.AXES and len(sweeps.units(done)) > 1
     if several and look.keys() & {"ax", "xlabel", "ylabel"}:
         raise UsageError(
-            "these runs have ε of one client and ε of one example, which share no axis: give runs "
-            'of one unit, such as runs[runs.dp_unit == "client"]'
+            "these runs have noise and ε of one client and of one example, which share no axis: "
+            'give runs of one unit, such as runs[runs.dp_unit == "client"]'
         )
     labels = sweeps.over_seeds(metric, "")
     picture = sweeps.over(done, x, scores, labels, look.get("ax"), runs=rows, names=names)

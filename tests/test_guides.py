@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import math
+import os
 import re
 import runpy
 import subprocess
@@ -23,8 +24,8 @@ import torch
 from securecluster.attacks import registry as attack_registry
 from securecluster.audits import claim_checks
 from securecluster.cli.main import main
-from securecluster.data import Federation, LabelSwap
-from securecluster.data.datasets import SOURCES
+from securecluster.core import installed_packages
+from securecluster.data.datasets import PARTS as DATA_SETS
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, reply_header
@@ -44,22 +45,24 @@ Page = Callable[[str], Any]
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     """Take away at the end what pages register."""
-    given = dict(attack_registry._GIVEN)
+    given = dict(attack_registry.PARTS.kept)
     names, info, makers = list(masks.MASKS), dict(masks.INFO), dict(masks._MAKERS)
-    entrywise, sources, sums = set(masks.ENTRYWISE), dict(SOURCES), dict(AGGREGATIONS)
+    entrywise, sums = set(masks.ENTRYWISE), dict(AGGREGATIONS)
+    paths = os.environ.get(DATA_SETS.variable, "")
     yield
     masks.MASKS[:] = names
     tables: list[tuple[Any, dict[str, Any]]] = [
         (masks.INFO, info),
         (masks._MAKERS, makers),
-        (SOURCES, sources),
         (AGGREGATIONS, sums),
-        (attack_registry._GIVEN, given),
+        (attack_registry.PARTS.kept, given),
     ]
     for table, before in tables:
         table.clear()
         table.update(before)
     masks.ENTRYWISE.intersection_update(entrywise)
+    sys.modules.pop("securecluster.cli.templates.sign_flips", None)
+    os.environ[DATA_SETS.variable] = paths
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +104,8 @@ def test_a_run_with_the_new_mask_recovers_the_models_of_one_without(page: Page) 
     assert names.masked.bytes_["up"] > names.plain.bytes_["up"]  # the key agreement's
 
 
-def test_the_new_mask_hides_signs_and_is_described(page: Page) -> None:
-    names = page("add-a-mask")
-    stage = names.SignFlips()
-    stage.unlock(bytes(range(32)))
-    rows = torch.ones(2, 200)
-    first, second = stage.forward(rows, 1), stage.forward(rows, 2)
-    assert torch.equal(stage.inverse(first, 1), rows)
-    assert not torch.equal(first, second) and 50 < int((first[0] < 0).sum()) < 150
-    assert names.masked.mask_info().hides == "the signs of coordinates"
+def test_the_new_mask_is_described(page: Page) -> None:
+    assert page("add-a-mask").masked.mask_info().hides == "the signs of coordinates"
 
 
 def test_an_entrywise_mask_is_taken_where_only_these_are(page: Page) -> None:
@@ -126,22 +122,11 @@ def test_a_mask_of_a_name_that_is_taken_is_refused() -> None:
     assert masks.INFO["rotation"] is not info
 
 
-def test_the_new_data_set_loads_by_name_and_splits(page: Page) -> None:
-    names = page("add-a-data-set")
-    federation = Federation.simulate(
-        "wine", scenario=LabelSwap(clusters=1), clients=6, samples=20, seed=1
-    )
-    assert federation.shape == (13,) and federation.classes == 3
-    assert [len(shard.y) for shard in federation.shards] == [20] * 6
-    rows = [tuple(row) for shard in federation.shards for row in (*shard.x, *shard.x_test)]
-    assert len(rows) > 6 * 20 and len(rows) == len(set(rows))  # no sample is held twice
-    assert names.fitted.accuracy_.mean() > 0.8  # a third is chance
-
-
-def test_the_new_data_set_is_one_of_the_command_line(
+def test_the_new_data_set_has_a_name_once_its_path_was_given(
     page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page("add-a-data-set")
+    names = page("add-a-data-set")
+    assert names.federation.data == "wine" and names.fitted.accuracy_.mean() > 0.8
     assert main(["list"]) == 0
     assert "mobility, wine" in capsys.readouterr().out
 
@@ -241,7 +226,7 @@ def test_replay_compares_the_new_field(
     settings = Settings(transcript="full")
     names.ReportingCFL(rounds=1, epochs=1).fit(names.federation, settings, folder=folder)
     point = EntryPoint("reporting-cfl", "add_a_report_field:ReportingCFL", registry.GROUP)
-    monkeypatch.setattr(registry, "_declared", lambda: {point.name: point})
+    monkeypatch.setattr(installed_packages, "points", lambda group: [point])
     assert main(["replay", str(folder)]) == 0
     other = {"cluster_sizes": [1]}
     monkeypatch.setattr(names.ReportingCFL, "report_fields", lambda self, state: other)
@@ -269,9 +254,10 @@ def test_a_registered_stage_is_a_mask(page: Page) -> None:
 
 
 def test_an_attack_of_ones_own_sees_through_the_mask(page: Page) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     for score in names.scores.values():
         assert score.beats_chance and score.value > score.chance
+    assert names.of_means.beats_chance
     # a mask keeps inner products, up to rounding
     assert names.scores["permutation"].value == names.scores["none"].value
 
@@ -279,15 +265,15 @@ def test_an_attack_of_ones_own_sees_through_the_mask(page: Page) -> None:
 def test_an_attack_of_ones_own_is_one_of_an_audits(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = page("audit")
-    point = EntryPoint("neighbours", "audit:Neighbours", attack_registry.GROUP)
-    monkeypatch.setattr(attack_registry, "entry_points", lambda group: [point])
+    names = page("add-an-attack")
+    point = EntryPoint("neighbours", "add_an_attack:Neighbours", attack_registry.GROUP)
+    monkeypatch.setattr(installed_packages, "points", lambda group: [point])
     assert attack_registry.attack_names()[-1] == "neighbours"
     assert type(attack_registry.attack_named("neighbours")) is names.Neighbours
 
 
 def test_an_attack_of_ones_own_says_that_a_run_has_no_true_clusters(page: Page) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     clients = {
         name: (shard.x, shard.y)
         for name, shard in zip(names.federation.names, names.federation.shards, strict=True)
@@ -311,19 +297,19 @@ def test_an_audit_from_python_has_what_failed_and_what_is_broken(page: Page) -> 
 def test_a_claim_of_the_page_is_declared_and_another_one_is_broken(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     assert names.check_claim(names.masked).failure.startswith(
         "'A mask hides whose updates are alike' is broken: with mask='permutation' neighbours is"
     )
-    point = EntryPoint("neighbours-in-sums", "audit:IN_SUMS", claim_checks.GROUP)
-    monkeypatch.setattr(claim_checks, "entry_points", lambda group: [point])
+    point = EntryPoint("neighbours-in-sums", "add_an_attack:IN_SUMS", claim_checks.GROUP)
+    monkeypatch.setattr(installed_packages, "points", lambda group: [point])
     assert claim_checks.claim_names() == ["neighbours-in-sums"]
     checked = names.check_claim("neighbours-in-sums")
     assert checked.claim is names.IN_SUMS and checked.holds
 
 
 def test_malicious_clients_of_the_page_do_harm(page: Page) -> None:
-    names = page("audit")
+    names = page("add-an-attack")
     assert len(names.malicious) == 3
     assert list(names.impacts) == list(names.BEHAVIOURS)
     assert {found.clusters for found in names.impacts.values()} != {1}
@@ -413,6 +399,13 @@ def test_the_notebook_of_an_audit_has_an_attack_that_fails_and_two_that_win(
         "label-distributions": ("visible", "better than chance"),
     }
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_notebook_of_a_server_answers_as_the_run_does_and_ends_it(notebook: Notebook) -> None:
+    pytest.importorskip("pandas")
+    names = notebook("serve")
+    assert names.server.returncode is not None
+    assert names.answers["Aachen"] == names.answers["Cork"] != names.answers["Bern"]
 
 
 def test_the_notebook_of_a_sweep_ends_in_a_figure(notebook: Notebook, tmp_path: Path) -> None:

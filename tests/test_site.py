@@ -209,7 +209,7 @@ PLAIN = {
 
 def test_the_glossary_has_the_terms_of_the_tables_of_methods(pages: dict[str, str]) -> None:
     texts = [f"{fact.finds} {fact.reads}" for fact in PROTOCOLS.values()]
-    for row in re.findall(r"^\| `[\w-]+` \|.*$", pages["README.md"], re.M):
+    for row in re.findall(r"^\| `[\w-]+` \|.*$", pages["docs/protocols.md"], re.M):
         texts.append(" ".join(row.split("|")[4:6]))
     assert len(texts) == 2 * len(PROTOCOLS)
     used = set(re.findall(r"[a-z-]{4,}", " ".join(texts).lower())) - PLAIN

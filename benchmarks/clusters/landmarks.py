@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.grid import Grid, product, with_seeds
-from benchmarks.private.private_runs import PROTOCOLS
 from benchmarks.sheet import Cell
 from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
+from securecluster.protocols.registry import protocol_class
 
 CLIENTS = 100
 SAMPLES = 100
@@ -43,7 +43,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         "mnist", scenario=scenario, clients=CLIENTS, samples=SAMPLES, seed=cell["seed"]
     )
     params = {"model": "linear", "landmarks": cell["landmarks"], **OWN[name]}
-    protocol = PROTOCOLS[name](**params)
+    protocol = protocol_class(name)(**params)
     fitted = protocol.fit(federation, SEEDED)
     assert fitted.agreement_ is not None
     return {

@@ -36,7 +36,7 @@ COLUMNS = (*KEY, "rounds", "steps", "ari", "accuracy")
 Params = dict[str, Any]
 
 
-def _tuned(params: Params, rounds: int, share: str, rate: float) -> ClusteringProtocol:
+def tuned(params: Params, rounds: int, share: str, rate: float) -> ClusteringProtocol:
     """Return FedAvg with fine-tuning in one of its forms."""
     own = {"3": 3, "half": rounds // 2, "T after T": rounds}[share]
     total = 2 * rounds if share == "T after T" else rounds
@@ -107,7 +107,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     params["lr"] = setting["lr"]
     rounds = setting["rounds"]
     if cell["method"] == "finetune":
-        protocol = _tuned(params, rounds, cell["share"], cell["rate"])
+        protocol = tuned(params, rounds, cell["share"], cell["rate"])
     else:
         protocol = METHODS[cell["method"]](params, rounds)
     fitted = protocol.fit(federation, UNRECORDED)

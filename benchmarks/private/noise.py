@@ -23,28 +23,22 @@ signatures.
 `--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
 networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
 which also have pictures of each part as PDF and SVG. `--picture` draws those of the pages anew from
-the tables, and runs nothing. noise.png has the parts, accuracy at equal ε, and the accuracy of
-honest clients over the share of malicious ones (`benchmarks.leaks.malicious_clients`, the behaviour
-that does most harm to each protocol).
+the tables, and runs nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.grid import script_parser
-from benchmarks.sheet import distinct
 from benchmarks.table import RESULTS, read, write
 from securecluster.cli.main import main as command_line
 from securecluster.data import locations
 from securecluster.data.locations import FOLDER
-from securecluster.figures.looks import looks, name_of
 from securecluster.studies.pareto import efficient
-from securecluster.studies.sweep_tables import HOLDS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -156,15 +150,9 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
     },
 }
 TRACES = "most_mobility/traces.parquet"
-BELOW = -0.17  # of a panel: place of its legend
-MULTIPLIER = "noise multiplier z (standard deviation by clip norm)"
-EPSILON_OF = "ε of a run for one example, at δ = 1e-5"
-# pictures that pages show: of which part, over what, and the scores
-PICTURES = (
-    ("digits_updates", "epsilon", ("ari", "accuracy")),
-    ("digits_epsilon", "epsilon", ("ari", "accuracy")),
-    ("mobility_positions", "noise", ("ari", "position_error")),
-)
+WIDTH = 5.6  # inches of a picture, whose texts a phone can show
+# pictures that pages show: of which part, and their height, with a legend of all variants
+PICTURES = (("digits_updates", 8.4), ("digits_epsilon", 5.4))
 PARETO = (
     "target_epsilon", "variant", "accuracy", "ari", "up", "down", "efficient", "efficient_ari",
 )  # fmt: skip
@@ -188,10 +176,10 @@ def measure(name: str, sweep: Part, seeds: int, jobs: int, folder: Path) -> None
     code = command_line(arguments)
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
-    for table in ("runs", "summary", "thresholds"):
+    for table in ("runs", "thresholds"):
         rows = read(folder / f"{table}.csv")
         print(write(f"noise_{name}_{table}", rows))
-    if "--epsilon" in sweep.levels:
+    if name.endswith("epsilon"):
         lines = pareto(read(folder / "summary.csv"))
         print(write(f"noise_{name}_pareto", lines))
 
@@ -228,14 +216,14 @@ def _has_positions() -> bool:
 
 
 def draw_parts() -> list[Path]:
-    """Draw ARI and accuracy, or error, of the parts that pages show, from their tables."""
+    """Draw the ARI of the parts that pages show, from their tables."""
     from securecluster import plot
     from securecluster.figures.figure import save
 
     paths = []
-    for name, x, scores in PICTURES:
-        path = RESULTS / f"noise_{name}_over_{x}.png"
-        paths.append(save(path, plot.sweep(_runs(name), x=x, y=scores)))
+    for name, height in PICTURES:
+        path = RESULTS / f"noise_{name}_over_epsilon.png"
+        paths.append(save(path, plot.sweep(_runs(name), size=(WIDTH, height), font=12)))
     return paths
 
 
@@ -253,152 +241,13 @@ def draw_methods() -> Path:
 
     picture = plot.sweep(
         _runs("digits_methods"),
-        size=(5.6, 4.6),
+        size=(WIDTH, 4.6),
         font=13,
         title="clusters by signatures need the least ε",
         xlabel="ε of a run for one image, at δ = 1e-5",
         ylabel="clusters found (ARI)",
     )
     return save(RESULTS / "methods.png", picture)
-
-
-def draw_all() -> Path:
-    """Draw ARI, NSIM's correlation, accuracy over bytes, and the harm of malicious clients."""
-    from securecluster.figures.figure import figure, save
-
-    picture, axes = figure(10.4, 13.6, rows=3, columns=2, share=False)
-    updates, eigenvectors, positions, equal, accuracy, malicious = axes.flat
-    for panel in axes.flat:
-        panel.grid(alpha=0.25)
-        panel.set_ylim(-0.15, 1.05)
-    _draw_part(updates, "digits_updates", "ari", "noise", MULTIPLIER)
-    updates.set_title("updates, compressed updates and losses (whole clients)", fontsize=9)
-    _draw_part(eigenvectors, "digits_eigenvectors", "ari", "noise", MULTIPLIER)
-    eigenvectors.set_title("eigenvectors and signatures (single examples)", fontsize=9)
-    _draw_part(positions, "mobility_positions", "pearson", "noise", MULTIPLIER)
-    positions.set_title("NSIM: layers of models of positions (whole clients)", fontsize=9)
-    positions.set_ylabel("correlation with true similarity")
-    _draw_part(equal, "digits_epsilon", "ari", "target_epsilon", EPSILON_OF)
-    equal.set_title("at equal ε (single examples)", fontsize=9)
-    _draw_accuracy(accuracy)
-    accuracy.set_title("accuracy at equal ε (dots: efficient in accuracy, bytes and ε)", fontsize=9)
-    accuracy.set_ylabel("accuracy, mean over seeds")
-    _draw_malicious(malicious)
-    malicious.set_title("malicious clients, the worst of six behaviours", fontsize=9)
-    for panel in (updates, eigenvectors, equal):
-        panel.set_ylabel("ARI, mean over seeds")
-        panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
-    malicious.set_ylabel("accuracy of honest clients")
-    return save(RESULTS / "noise.png", picture)
-
-
-def _results(name: str) -> list[dict[str, str]]:
-    """Return the lines of a table of `results`, without its comment."""
-    return read(RESULTS / f"{name}.csv")
-
-
-def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> None:
-    """Draw a score of each variant over a column of a part's summary.
-
-    Args:
-        panel: matplotlib axes.
-        name: of the part's tables.
-        score: column of the vertical axis.
-        column: of the horizontal axis, whose levels are evenly spaced.
-        text: of the horizontal axis.
-    """
-    summary = _results(f"noise_{name}_summary")
-    rows = [row for row in summary if row[score]]
-    levels = _levels(rows, column)
-    variants = distinct(rows, "variant")
-    for label, look in looks(variants).items():
-        if look.color == "0.5":
-            continue  # baselines do not cluster
-        points = [row for row in rows if row["variant"] == label]
-        places = [levels.index(float(row[column])) for row in points]
-        means = [float(row[score]) for row in points]
-        name = name_of(label)
-        panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=name)
-    _finish(panel, levels, text)
-
-
-def _levels(rows: Sequence[dict[str, str]], column: str) -> list[float]:
-    """Return the different numbers of a column, in ascending order."""
-    return sorted({float(row[column]) for row in rows})
-
-
-def _draw_accuracy(panel: Any) -> None:
-    """Draw the accuracy of each variant at equal ε, with a filled mark where it is efficient.
-
-    Args:
-        panel: matplotlib axes.
-    """
-    rows = _results("noise_digits_epsilon_summary")
-    levels = _levels(rows, "target_epsilon")
-    variants = distinct(rows, "variant")
-    for label, look in looks(variants).items():
-        points = [row for row in rows if row["variant"] == label and row["accuracy"]]
-        places = [levels.index(float(row["target_epsilon"])) for row in points]
-        means = [float(row["accuracy"]) for row in points]
-        panel.plot(
-            places,
-            means,
-            marker=look.marker,
-            fillstyle="none",
-            label=name_of(label),
-            color=look.color,
-            linestyle=look.line,
-            linewidth=0.8,
-        )
-        for position, mean, row in zip(places, means, points, strict=True):
-            if row["efficient"] == "True":
-                panel.plot(position, mean, "o", color=look.color, markersize=8)
-    _finish(panel, levels, EPSILON_OF)
-
-
-def _finish(panel: Any, levels: Sequence[float], text: str) -> None:
-    """Label evenly spaced levels, and add the legend.
-
-    Args:
-        panel: matplotlib axes.
-        levels: of noise or ε.
-        text: of the horizontal axis.
-    """
-    texts = ["∞" if math.isinf(level) else f"{level:g}" for level in levels]
-    panel.set_xticks(range(len(levels)), texts)
-    panel.set_xlabel(text)
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
-
-
-def _draw_malicious(panel: Any) -> None:
-    """Draw the lowest accuracy of honest clients over the behaviours of malicious ones.
-
-    Args:
-        panel: matplotlib axes.
-    """
-    accuracies: dict[tuple[str, float, str], list[float]] = {}
-    for row in _results("malicious_clients"):
-        measured = row["data"] == "digits" and row["status"] == "done"
-        if not measured or not row["accuracy"]:
-            continue
-        key = (row["protocol"], float(row["share"]), row["behaviour"])
-        values = accuracies.setdefault(key, [])
-        values.append(float(row["accuracy"]))
-    worst: dict[str, dict[float, float]] = {}
-    for (protocol, share, _), values in accuracies.items():
-        mean = sum(values) / len(values)
-        by_share = worst.setdefault(protocol, {})
-        by_share[share] = min(mean, by_share.get(share, mean))
-    # "srfca trimmed" is a variant of srfca
-    variants = {name.replace(" ", ":", 1): name for name in worst}
-    for label, look in looks(list(variants)).items():
-        by_share = worst[variants[label]]
-        shares = sorted(by_share)
-        means = [by_share[share] for share in shares]
-        name = name_of(label)
-        panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=name)
-    panel.set_xlabel("share of malicious clients")
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -412,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", action="store_true", help="draw, and run nothing")
     chosen = parser.parse_args(argv)
     if chosen.picture:
-        print(*draw_parts(), draw_methods(), draw_all(), sep="\n")
+        print(*draw_parts(), draw_methods(), sep="\n")
         return
     for data, sweeps in GRIDS[chosen.grid].items():
         for name, sweep in sweeps.items():
@@ -426,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if chosen.grid == "readme":
         print(draw_methods())
     if chosen.grid == "digits" and not chosen.only:
-        print(draw_all())
+        print(*draw_parts(), sep="\n")
 
 
 if __name__ == "__main__":

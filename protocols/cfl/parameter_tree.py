@@ -37,6 +37,11 @@ class TreeNode:
     model: fl.ModelDelta = field(default_factory=fl.ModelDelta)  # θ*_v
     updates: torch.Tensor = field(default_factory=fl.empty_tensor)  # (len(members), d), from θ*_v
     step: int = 0  # the call whose mask the updates carry
+    # what its split was decided by: the clients, and their α (n, n); none with landmarks
+    compared: list[int] = field(default_factory=list)
+    alpha: torch.Tensor = field(default_factory=fl.empty_tensor)
+    cross_max: float = 0.0  # α_cross^max of the sides
+    noise: float = 0.0  # norm of privacy's noise in a row, over that of the row without it
 
 
 @dataclass

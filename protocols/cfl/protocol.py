@@ -36,7 +36,7 @@ from securecluster.core.progress import progress_logger
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.cfl import parameter_tree, split_test
 from securecluster.protocols.cfl.client import CFLClient
-from securecluster.protocols.cfl.separation import largest_noise, separation_gap
+from securecluster.protocols.cfl.separation import assurance, largest_noise, separation_gap
 from securecluster.protocols.common.averages.stored_models import opened
 from securecluster.protocols.common.comparison import signature_collection
 from securecluster.protocols.common.comparison.evidence import SignatureEvidence
@@ -216,10 +216,12 @@ class CFL(fl.Published, fl.ClusteringProtocol):
     signed-permutation, rotation or haar
     """
     eps1: Annotated[float, fl.Number(0, low_in=False)] = 0.5
-    """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
+    """a cluster has settled when its mean update is shorter than this share of the longest; with
+    criterion absolute, than this
+    """
     eps2: Annotated[float, fl.Number(0, low_in=False)] = 0.25
-    """and its clients still have large updates when max ‖Δ‖ is above this; relative: above this
-    share of the largest max ‖Δ‖ of any round
+    """and its clients pull apart when its longest update is longer than this share of the longest
+    of any round; with criterion absolute, than this
     """
     gamma_max: Annotated[float, fl.Number(0, 1), fl.IN_PYTHON] = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
@@ -426,7 +428,7 @@ class CFL(fl.Published, fl.ClusteringProtocol):
         if not (stationary and self._incongruent(state, statistics)):
             return
         if self._significant(statistics, alpha, seed):
-            self._accept(state, statistics, sides)  # line 21
+            self._accept(state, statistics, sides, alpha)  # line 21
 
     def _stationary(self, statistics: split_test.SplitStatistics) -> bool:
         """Return whether federated learning has converged in a cluster: ‖Δ_c‖ < ε1 (eq. 32).
@@ -517,7 +519,11 @@ class CFL(fl.Published, fl.ClusteringProtocol):
         return statistics.p_value <= self.additions.level
 
     def _accept(
-        self, state: CFLState, statistics: split_test.SplitStatistics, sides: Bipartition
+        self,
+        state: CFLState,
+        statistics: split_test.SplitStatistics,
+        sides: Bipartition,
+        alpha: NDArray[np.float64],
     ) -> None:
         """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
 
@@ -526,12 +532,17 @@ class CFL(fl.Published, fl.ClusteringProtocol):
 
         Args:
             sides: by position among the clients that α compares, with α_cross^max.
+            alpha: of these clients, (n, n).
         """
         if not statistics.complete:
             state.wanted.append(statistics.cluster)
             return
         if self.gamma_max < largest_noise(sides.cross_max):
             statistics.sides = statistics.sides_of_all(sides)
+            statistics.cross_max = sides.cross_max
+            known = statistics.evidence.of_round or not self.privacy.noisy
+            if statistics.compared is statistics.evidence and known:
+                statistics.alpha = torch.from_numpy(alpha)
 
     def _invited(self, net: fl.ServerChannel, state: CFLState, t: int) -> list[int]:
         """Return the clients that train in round t, a random share of each cluster.
@@ -546,6 +557,21 @@ class CFL(fl.Published, fl.ClusteringProtocol):
                 share = 1.0
             invited += fl.sample_clients(net, members, share, t, c, minimum=minimum)
         return sorted(invited)
+
+    def report_fields(self, state: CFLState) -> dict[str, Any]:
+        """Return what Sattler et al.'s theory says of each split, from what it was decided by.
+
+        Args:
+            state: the final state.
+        """
+        entries = []
+        for node in state.tree.nodes:
+            labels = [state.labels[i] for i in node.compared]
+            # clients that all ended alone are off no cluster
+            if node.children and len(set(labels)) < len(labels):
+                alpha = node.alpha.double().numpy()
+                entries.append(assurance(alpha, labels, node.cross_max, node.noise, node.round))
+        return {"theory": entries} if entries else {}
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return a run that tests its cluster in every round, and one that splits it.

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -197,6 +198,80 @@ def guaranteed_noise(k: int) -> float:
     if k < 2:
         raise fl.UsageError(f"{k} distributions cannot be separated: k is at least 2")
     return math.sin(math.pi / (4 * (k - 1)))
+
+
+def observed_noise(alpha: Array, labels: Sequence[int]) -> NDArray[np.float64]:
+    """Return γ̂_i = sin ∠(r_i, v_I(i)) by how far clients are from their cluster (not in the paper).
+
+    It is the smallest γ_i that turns v_I(i) into the direction of r_i, and lengths do not matter to
+    cosines. v is the mean of the cluster's other clients, whose squared norm is that of their
+    different pairs, so what they scatter does not count as a shorter mean.
+
+    Args:
+        alpha: similarities, (m, m), symmetric; the diagonal is not read.
+        labels: each client's cluster, (m,).
+
+    Returns:
+        (m,) in [0, 1]; NaN of a client alone in its cluster.
+    """
+    gamma = np.full(len(labels), np.nan)
+    for i, label in enumerate(labels):
+        others = [j for j, other in enumerate(labels) if other == label and j != i]
+        if not others:
+            continue
+        cosine = float(alpha[i, others].mean())
+        pairs = alpha[np.ix_(others, others)][~np.eye(len(others), dtype=bool)]
+        # of two clients each is as far from what they share
+        squared = float(pairs.mean()) if pairs.size else cosine
+        along = cosine / math.sqrt(squared) if squared > 0 else 0.0
+        gamma[i] = math.sqrt(1 - min(1.0, max(0.0, along)) ** 2)
+    return gamma
+
+
+def assurance(
+    alpha: Array, labels: Sequence[int], cross_max: float, noise: float, number: int
+) -> dict[str, Any]:
+    """Return the noise of a split's clients beside what eq. 39 and Theorem 1 allow.
+
+    Privacy's noise ν, relative to a row, is independent of what sampling adds: it divides the
+    cosine of a row with its cluster by √(1 + ν²), and that of two rows by 1 + ν². So sines add up
+    in quadrature: γ² = (γ̂² + ν²) / (1 + ν²).
+
+    Args:
+        alpha: similarities of the clients that were split, without that noise, (m, m).
+        labels: the cluster in which each ended, (m,).
+        cross_max: α_cross^max of the split.
+        noise: ν.
+        number: of the round.
+
+    Returns:
+        An entry of result.json.
+    """
+    sampling = float(np.nanmax(observed_noise(alpha, labels), initial=0.0))
+    gamma = math.sqrt((sampling**2 + noise**2) / (1 + noise**2))
+    allowed = largest_noise(cross_max / (1 + noise**2))
+    clusters = len(set(labels))
+    guaranteed = guaranteed_noise(clusters)
+    verdict = "so it is right if these clusters are" if gamma < allowed else "so it is not assured"
+    of_noise = ""
+    if noise:
+        of_noise = f" ({sampling:.2f} of samples, and ν = {noise:.2f} of privacy's noise)"
+    sentence = (
+        f"the {len(labels)} clients split in round {number} are at most γ = {gamma:.2f} off the "
+        f"cluster that they end in{of_noise}; a split is right below {allowed:.2f} (eq. 39), "
+        f"{verdict}, and certain to be found below {guaranteed:.2f} (Theorem 1, {clusters} "
+        "clusters)"
+    )
+    return {
+        "sentence": sentence,
+        "round": number,
+        "members": len(labels),
+        "gamma": gamma,
+        "noise": noise,
+        "allowed": allowed,
+        "clusters": clusters,
+        "guaranteed": guaranteed,
+    }
 
 
 def _same_distribution(truth: Sequence[int]) -> NDArray[np.bool_]:

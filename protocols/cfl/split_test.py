@@ -39,12 +39,21 @@ class SplitStatistics:
     separation: float | None = None  # None in a round where an earlier condition failed
     p_value: float | None = None
     sides: tuple[list[int], list[int]] | None = None
+    alpha: torch.Tensor = field(default_factory=fl.empty_tensor)  # of a split without landmarks
+    cross_max: float = 0.0
     model: fl.ModelDelta = field(default_factory=fl.ModelDelta)  # θ*
 
     @property
     def candidates(self) -> list[int]:
         """Return the members that may be compared in some round."""
         return self.members if self.evidence.of_round else self.evidence.ids
+
+    @property
+    def noise(self) -> float:
+        """Return the norm of privacy's noise in an update, over that of the update without it."""
+        if not isinstance(self.evidence, UpdateEvidence) or not self.max_norm:
+            return 0.0
+        return math.sqrt(self.evidence.noise) / self.max_norm
 
     @property
     def complete(self) -> bool:
@@ -380,6 +389,10 @@ def split_cluster(
     new = 1 + max(labels)
     node = tree.branch(statistics.cluster, statistics.sides, new)
     node.round = number
+    node.compared = list(statistics.compared.ids) if len(statistics.alpha) else []
+    node.alpha = statistics.alpha
+    node.cross_max = statistics.cross_max
+    node.noise = statistics.noise
     if len(statistics.model.displacement):
         node.model = statistics.model
         node.updates = statistics.evidence.updates.cpu()

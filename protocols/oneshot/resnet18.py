@@ -116,7 +116,7 @@ def _torchvision() -> Any:
     except ImportError:
         installed = torch.__version__.partition("+")[0]
         raise fl.UsageError(
-            "the features resnet18 need torchvision: pip install 'securecluster[vision]' "
+            "the features resnet18 need torchvision: pip install torchvision "
             f"torch=={installed}, since another torch may replace yours without the last word"
         ) from None
     except Exception as error:

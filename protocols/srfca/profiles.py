@@ -30,6 +30,7 @@ SHARE = 0.25  # smallest offset of two clusters, in units of the largest offset
 RESOLUTION = 0.02  # relative differences of this size count as none
 LEAST_LOSS = 0.02  # losses below this share of the median loss count as this much
 FEWEST = 4  # models; among fewer, two clusters cannot be distinguished
+ASIDE = 0.15  # largest share of odd models, which clusters are found without: one of seven
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,13 @@ class ProfileClustering:
         threshold: a λ for MERGE, in the unit of the distances. For several clusters it is the
             geometric mean of the mean distance within clusters and the smallest mean distance of
             two clusters; for one cluster it is the smallest λ that connects all models.
+        aside: positions of odd models, which are in no cluster of their own: they join the nearest
+            one, and λ does not depend on them.
     """
 
     labels: list[int]
     threshold: float
+    aside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,10 @@ def cluster_without_threshold(distance: Array, minimum: int, squared: bool) -> P
     - its offsets are of comparable size (`SHARE`): otherwise a single cluster would be divided
       wherever other clusters are far away.
 
-    The admitted candidate with the lowest criterion (`fit_offsets`) is returned, or one cluster
-    where no candidate is better than one cluster by `EVIDENCE`.
+    Models in clusters below the minimum are odd, and a candidate is judged without them: a model
+    that is far from all others blurs the offsets of their clusters. The admitted candidate whose
+    criterion (`fit_offsets`) is the farthest below that of one cluster of the same models is
+    returned, or one cluster where none is better by `EVIDENCE`.
 
     Args:
         distance: (m, m), symmetric: mean losses in nats, or norms of differences of weights; the
@@ -99,19 +105,23 @@ def cluster_without_threshold(distance: Array, minimum: int, squared: bool) -> P
         distance = np.maximum(distance, LEAST_LOSS * unit)
         level = np.log(distance / unit)
 
-    one_cluster = fit_offsets(level, [0] * m)
-    lowest = one_cluster.criterion - EVIDENCE * m
-    for labels in _cuts(profile_distances(level), minimum):
-        means = block_means(distance, labels)
-        fit = fit_offsets(level, labels)
+    best = 0.0
+    for labels, aside in _cuts(profile_distances(level), minimum):
+        others = np.setdiff1d(np.arange(m), aside)
+        inner = np.ix_(others, others)
+        inner_labels = [labels[k] for k in others]
+        means = block_means(distance[inner], inner_labels)
+        fit = fit_offsets(level[inner], inner_labels)
         if _ratios(means).min() < CONTRAST:
             continue
         if fit.offsets.min() < SHARE * fit.offsets.max():
             continue
-        if fit.criterion >= lowest:
+        one_cluster = fit_offsets(level[inner], [0] * len(others))
+        gain = one_cluster.criterion - fit.criterion - EVIDENCE * len(others)
+        if gain <= best:
             continue
-        lowest = fit.criterion
-        result = ProfileClustering(labels, _threshold_between(means))
+        best = gain
+        result = ProfileClustering(labels, _threshold_between(means), aside)
     return result
 
 
@@ -258,10 +268,11 @@ def _ratios(means: Array) -> Array:
     return ratios
 
 
-def _cuts(distance: Array, minimum: int) -> Iterator[list[int]]:
-    """Yield the labels of average linkage's cuts into two clusters or more.
+def _cuts(distance: Array, minimum: int) -> Iterator[tuple[list[int], tuple[int, ...]]]:
+    """Yield average linkage's cuts into two clusters or more, and the models of smaller ones.
 
-    Members of clusters that are too small join the nearest other cluster.
+    Members of clusters that are too small join the nearest other cluster. They are odd models if
+    they are few (`ASIDE`), and members as others are if not.
 
     Args:
         distance: (m, m), symmetric.
@@ -271,7 +282,7 @@ def _cuts(distance: Array, minimum: int) -> Iterator[list[int]]:
 
     m = len(distance)
     tree = linkage(pairwise(distance), "average")
-    yielded = set[tuple[int, ...]]()
+    yielded = set[tuple[tuple[int, ...], tuple[int, ...]]]()
     for clusters in range(2, m):
         cut = fcluster(tree, clusters, "maxclust") - 1
         sizes = np.bincount(cut)
@@ -283,8 +294,12 @@ def _cuts(distance: Array, minimum: int) -> Iterator[list[int]]:
         nearest = large[mean_distance[:, large].argmin(1)]
         is_large = sizes[cut] >= minimum
         labels = renumbered(np.where(is_large, cut, nearest).tolist())
+        odd = np.flatnonzero(~is_large)
+        if len(odd) > ASIDE * m:
+            odd = odd[:0]
 
         # different cuts may agree once small clusters have been joined to others
-        if max(labels) and tuple(labels) not in yielded:
-            yielded.add(tuple(labels))
-            yield labels
+        candidate = (tuple(labels), tuple(odd.tolist()))
+        if max(labels) and candidate not in yielded:
+            yielded.add(candidate)
+            yield labels, candidate[1]

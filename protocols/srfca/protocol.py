@@ -334,6 +334,15 @@ class SRFCA(fl.Published, fl.ClusteringProtocol):
             rows = chosen.rows.model.values.tolist()
         return [state.models.kept[row] for row in rows]
 
+    def report_fields(self, state: server.SRFCAState) -> dict[str, Any]:
+        """Return the distances of models within and across first clusters, beside λ.
+
+        Args:
+            state: the final state.
+        """
+        entry = None if state.graph is None else state.graph.theory()
+        return {} if entry is None else {"theory": [entry]}
+
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the number of restarts from w_0: before and after each refinement."""
         sizes = super().frame_sizes(config)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,50 @@ class Graph:
     edges: torch.Tensor  # (r - 1,) of the minimum spanning tree, ascending
     threshold: float  # λ
     distance: torch.Tensor  # (r, r)
+    labels: list[int] = field(default_factory=list)  # (r,) clusters of ONE_SHOT, or UNASSIGNED
+    aside: list[int] = field(default_factory=list)  # positions of odd models
+
+    def theory(self) -> dict[str, Any] | None:
+        """Return the distances within and across the clusters of ONE_SHOT beside λ.
+
+        A threshold graph has these clusters for every λ from the largest distance within to below
+        the smallest across (Vardhan et al. 2024, 4). Odd models do not count.
+
+        Returns:
+            An entry of result.json; None where ONE_SHOT found fewer than two clusters.
+        """
+        labels = np.asarray(self.labels)
+        counts = labels != graph.UNASSIGNED
+        counts[self.aside] = False
+        if len(set(labels[counts].tolist())) < 2:
+            return None
+        pair = np.triu(np.outer(counts, counts), 1)
+        together = np.equal.outer(labels, labels)
+        distance = self.distance.numpy()
+        within = float(distance[pair & together].max(initial=0.0))
+        across = float(distance[pair & ~together].min())
+        verdict = "so that no λ alone gives these clusters"
+        if within < across:
+            verdict = "so that every λ between them gives these clusters"
+        sentence = (
+            f"models of a first cluster are at most {within:.3g} apart, and of two at least "
+            f"{across:.3g}, {verdict}; λ is {self.threshold:.3g}"
+        )
+        odd = [self.ids[k] for k in self.aside]
+        if odd:
+            others = np.flatnonzero(counts)
+            nearest = float(distance[self.aside][:, others].min())
+            sentence += (
+                f", chosen without {len(odd)} odd of {len(labels)} models, the nearest of which is "
+                f"{nearest:.3g} apart from all others: client {', '.join(map(str, odd))}"
+            )
+        return {
+            "sentence": sentence,
+            "lambda": self.threshold,
+            "within": within,
+            "across": across,
+            "aside": odd,
+        }
 
 
 @dataclass
@@ -190,6 +235,7 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
         SecureClusterWarning: a specified λ joins no clients, or all of them.
     """
     edges: Array = graph.spanning_tree_edges(distance)
+    aside: tuple[int, ...] = ()
     if graphing.given:
         state.threshold = graph.choose_threshold(distance, graphing.threshold, graphing.quantile)
         labels = graph.components(distance, state.threshold, graphing.size)
@@ -199,6 +245,7 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
         partition = cluster_without_threshold(distance, graphing.size, squared=squared)
         state.threshold = partition.threshold
         labels = partition.labels
+        aside = partition.aside
 
     clients = len(state.clusters)
     if max(labels, default=graph.UNASSIGNED) == graph.UNASSIGNED:
@@ -211,6 +258,8 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
         edges=torch.from_numpy(edges),
         threshold=state.threshold,
         distance=torch.from_numpy(distance),
+        labels=labels,
+        aside=list(aside),
     )
     return edges
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -380,7 +381,8 @@ def _roc(columns: Mapping[str, Finding]) -> Iterator[str]:
     for column, finding in columns.items():
         scores = _given(finding)
         if scores is not None:
-            series.append((column, roc(*scores)))
+            points = roc(*scores)
+            series.append((f"{column} (area {_area(points):.2f})", points))
     if series:
         names = ", ".join(name for name, _ in series)
         yield html.curves(f"Members found: {names}; the diagonal is chance", RATES, series)
@@ -408,6 +410,12 @@ def _given(finding: Finding) -> tuple[NDArray[Any], NDArray[Any]] | None:
     flags = np.concatenate(is_member)
     scores = np.concatenate(client_values)
     return scores[flags], scores[~flags]
+
+
+def _area(points: Sequence[tuple[float, float]]) -> float:
+    """Return the area under a curve of straight lines."""
+    pairs = pairwise(points)
+    return sum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pairs)
 
 
 def roc(members: NDArray[Any], others: NDArray[Any]) -> list[tuple[float, float]]:

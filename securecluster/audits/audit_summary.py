@@ -127,7 +127,7 @@ def lines(audit: Audit, guarantee: str) -> list[str]:
         chance.append(f"At chance, with twins that show it: {_named(found[CHANCE])}. {NO_PROOF}")
     held = dict.fromkeys(name for finding in audit.judged(CHANCE) for name in finding.held)
     if held:
-        chance.append(f"Held, as a run without it alone shows: {', '.join(held)}.")
+        chance.append(f"Held, since the attack succeeds without it alone: {', '.join(held)}.")
     untold = list(_untried(audit))
     if found[UNTOLD]:
         untold.insert(0, f"Could not tell of {_named(found[UNTOLD])}: the table says what would.")

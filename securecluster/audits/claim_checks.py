@@ -11,7 +11,6 @@ A package outside this project declares its claims as entry points, in its pypro
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from securecluster.attacks.base import Tap
@@ -23,7 +22,7 @@ from securecluster.audits.run_audit import adversary_of, finding_of
 from securecluster.audits.twins import twin_of
 from securecluster.core import installed_packages
 from securecluster.data.federation import Federation
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.parties.derived import initial_model
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -31,6 +30,7 @@ from securecluster.protocols.registry import protocol_class
 from securecluster.runtime.settings import Settings
 
 GROUP = "securecluster.claims"
+PARTS = installed_packages.Parts("claim", GROUP)
 # one full-batch step a round, at few clients
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -44,7 +44,7 @@ MANY = 40  # clients, for whom digits has fewer samples each
 
 def claim_names() -> list[str]:
     """Return the names of the claims that installed packages declare."""
-    return sorted(_declared())
+    return PARTS.names()
 
 
 def claim_named(name: str) -> Claim:
@@ -56,14 +56,10 @@ def claim_named(name: str) -> Claim:
     Raises:
         UsageError: an unknown name, or a declaration that does not lead to a claim.
     """
-    declared = _declared()
-    if not declared:
+    if not PARTS.declared():
         raise UsageError(f"no installed package declares claims: declare {name!r} in {GROUP}")
-    if name not in declared:
-        raise unknown("claim", name, declared)
-    claim = installed_packages.load("claim", declared[name])
+    declaration, claim = PARTS.loaded(PARTS.point(name))
     if not isinstance(claim, Claim):
-        declaration = installed_packages.declaration("claim", declared[name])
         raise UsageError(f"{declaration}, is no Claim: name one of its module")
     return claim
 
@@ -88,11 +84,6 @@ def check_claim(claim: Claim | str) -> Row:
     if not claim.hidden:
         return Row(claim, on, on)
     return Row(claim, on, _finding(claim, send_weights=True))
-
-
-def _declared() -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _finding(claim: Claim, send_weights: bool = False) -> Finding:

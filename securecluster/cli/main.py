@@ -16,6 +16,7 @@ from securecluster.cli import (
     check_command,
     describe_command,
     flower_project,
+    new_command,
     node_command,
     plan_command,
     predict_command,
@@ -36,7 +37,7 @@ from securecluster.protocols.registry import (
     protocol_class,
     protocol_names,
 )
-from securecluster.studies import compare, sweep
+from securecluster.studies import compare, field, sweep
 
 if TYPE_CHECKING:
     from securecluster.data import Federation
@@ -49,9 +50,11 @@ USAGE = """usage: securecluster COMMAND
   run PROTOCOL [options]         run a protocol on simulated clients and leave a run folder
   compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
   sweep PROTOCOLS [options]      run protocols at many levels of noise or ε, with several seeds
+  field [METHODS] [options]      set methods, also one of your own (module:Class), beside the
+                                 built-in ones at equal ε and equal budget
   plan PROTOCOLS [options]       say what ε buys, or what clusters cost, without private data
   describe TABLE [options]       say what is understood of your own table, and what would be refused
-  resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
+  resume DIR [--quiet]           go on with a run, a comparison, a sweep or a field that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
   status DIR [--json]            where a run or a node stands: rounds, who answers, ε, bytes
@@ -59,6 +62,8 @@ USAGE = """usage: securecluster COMMAND
   audit DIR [options]            attack a finished run and its unprotected twin
   check PROTOCOL [options]       run every check that a protocol must pass, also one of your own
                                  (module:Class)
+  new KIND DIR                   write a package with a protocol, an attack, a mask or a data set of
+                                 your own, which runs as it stands
   node init|serve|ledger DIR     a client of runs on many machines: make its folder, answer for it,
                                  or show what it has released
   flower-init DIR                make a project of Flower that runs a protocol on many machines
@@ -80,15 +85,15 @@ class Resume:
     quiet: bool = False
     """print nothing but errors and, with noise, ε"""
     jobs: int | None = None
-    """of a sweep or a comparison: runs at the same time, each in a process of its own; None is the
-    number that a sweep was started with, and of a comparison 1
+    """of a sweep, a field or a comparison: runs at the same time, each in a process of its own;
+    None is the number that it was started with, and of a comparison 1
     """
     together: int | None = None
     """of a sweep: runs of one protocol in one process that train as one batch; None is the number
     that it was started with
     """
     retry: bool = False
-    """of a sweep: do the runs that failed again; without it they stay as they are"""
+    """of a sweep or a field: do the runs that failed again; without it they stay as they are"""
 
 
 @dataclass(frozen=True)
@@ -184,6 +189,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "run": _run,
         "compare": compare.start,
         "sweep": sweep.start,
+        "field": field.start,
         "plan": plan_command.start,
         "describe": describe_command.describe,
         "resume": _resume,
@@ -194,6 +200,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "predict": predict_command.predict,
         "check": check_command.check,
         "node": node_command.node,
+        "new": new_command.new,
         "flower-init": flower_project.flower_init,
         "list": _list,
     }
@@ -250,6 +257,12 @@ def _run(argv: list[str]) -> int:
     from securecluster.folders import run_folder
 
     (plan,) = plans
+    fact = PROTOCOLS.get(plan.protocol.name)
+    typed = {argument.partition("=")[0] for argument in arguments}
+    if fact and fact.k == "yes" and options.simulation.client_column and "--k" not in typed:
+        execution.noting(options.output.quiet)(
+            f"no number of clusters was given, so it is {plan.protocol.k}: give --k"
+        )
     config = execution.taking_up(options.protocol, options)
     if config is not None:
         return _go_on(options.output, plan, config, federation)
@@ -279,9 +292,11 @@ def _go_on(chosen: Any, plan: RunPlan, config: RunConfig, federation: Federation
 
     folder: Path = chosen.out
     console = execution.console(chosen.quiet)
+    note = execution.noting(chosen.quiet)
     with run_folder.locked(folder):
-        with noted(execution.noting(chosen.quiet)):
+        with noted(note):
             plan = taken_up(folder, plan, config, federation)
+        note(f"{folder} holds a run of fewer rounds, which goes on: another --out is a new run")
         with execution.resumable(folder):
             content, fitted = execution.watched_run(plan, federation, folder, console)
         _finish(content, fitted, folder, console, chosen.pictures)
@@ -318,7 +333,11 @@ def _resume(argv: list[str]) -> int:
     from securecluster.folders import run_folder
     from securecluster.reports import loading
 
-    if run_folder.swept(folder) is not None:
+    swept = run_folder.swept(folder)
+    if swept is not None and "field" in swept:
+        _check_no_sweep_options(options, f"{folder} holds a field", ("together",))
+        return field.resume(folder, quiet, options.jobs, options.retry)
+    if swept is not None:
         return sweep.resume(folder, quiet, options.jobs, options.together, options.retry)
     if loading.compared(folder) is not None:
         what = f"{folder} holds a comparison, which does what failed again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ ABOUT = (
 class PlanOptions:
     """Options of a plan."""
 
-    epsilon: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    epsilon: tuple[float, ...] = field(
+        default=(1.0, 2.0, 4.0, 8.0, 16.0), metadata={"flag": "--target-epsilon"}
+    )
     """targets for the ε of a whole run; inf is a run without noise"""
     clients: int = 20
     """number of clients"""
@@ -73,7 +75,7 @@ def start(argv: Sequence[str]) -> int:
         OutputError: a file that cannot be written.
     """
     labels, arguments = comparison_options.protocols_first(
-        argv, "plan", "cfl hidden --clients 100 --samples 200 --epsilon 1 4 16"
+        argv, "plan", "cfl hidden --clients 100 --samples 200 --target-epsilon 1 4 16"
     )
     from securecluster.studies.plan import Outlook, frontier, plan, refuse_left
 
@@ -81,7 +83,7 @@ def start(argv: Sequence[str]) -> int:
     options = _parsed(labels, arguments)
 
     plan_options = options.plan
-    is_plan = outputs.json_with([field.name for field in fields(Outlook)])
+    is_plan = outputs.json_with([entry.name for entry in fields(Outlook)])
     _check_outputs(plan_options, is_plan)
     plan_arguments = {
         name: value for name, value in vars(plan_options).items() if name not in ("picture", "json")

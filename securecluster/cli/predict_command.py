@@ -91,7 +91,7 @@ def _answers(folder: Path, path: Path, client: str) -> tuple[list[str], list[lis
         path: of the file with the rows.
         client: whose model answers.
     """
-    from securecluster.protocols.registry import protocol_class
+    from securecluster.protocols.registry import class_of_folder
     from securecluster.results.saving import read_summary
 
     learned = read_summary(folder)
@@ -100,7 +100,7 @@ def _answers(folder: Path, path: Path, client: str) -> tuple[list[str], list[lis
         raise UsageError(
             "predict writes classes and numbers, which this run has none of: use predict_samples"
         )
-    fitted = protocol_class(learned.protocol).load(folder)
+    fitted = class_of_folder(learned.protocol).load(folder)
     table = file_table(path, learned.config.get("feature_names") or ())
     names = [str(name) for name in fitted.classes_]
     if trained.kind == Regression.kind:

@@ -213,24 +213,35 @@ def without_isolated_client(alpha: Array, candidate: Bipartition) -> Bipartition
     """Replace a bipartition that isolates one client (not in the paper).
 
     The client that is least similar to all others, often the one with the fewest samples, is no
-    evidence of a cluster, and the clusters of the others lie elsewhere.
+    evidence of a cluster, and the clusters of the others lie elsewhere. Others with few samples
+    lower the smallest similarity of their cluster, which is then better separated without them: so
+    a client outside of it joins it if the most similar client is inside.
 
     Args:
         alpha: similarities, (m, m).
         candidate: a bipartition of the m clients.
 
     Returns:
-        The best separated cluster and its rest, if the bipartition isolates a client and these do
-        not; else the bipartition itself.
+        The best separated cluster, with those that join it, and the rest, if the bipartition
+        isolates a client and these do not; else the bipartition itself.
     """
     if not _isolates_one(candidate.first, candidate.second):
         return candidate
-    best = separated(alpha).best
-    others = tuple(position for position in range(len(alpha)) if position not in best)
-    if _isolates_one(best, others):
+    inside = np.zeros(len(alpha), dtype=bool)
+    inside[list(separated(alpha).best)] = True
+    if min(inside.sum(), (~inside).sum()) < 2:
         return candidate
+    of_others = np.asarray(alpha, np.float64).copy()
+    np.fill_diagonal(of_others, -math.inf)
+    nearest_inside = of_others[:, inside].max(1)
+    nearest_outside = of_others[:, ~inside].max(1)
+    joining = ~inside & (nearest_inside > nearest_outside)
+    if (~inside & ~joining).sum() >= 2:
+        inside |= joining
     # By convention the first group contains position 0.
-    first, second = sorted((best, others))
+    in_first = inside == inside[0]
+    first = tuple(np.flatnonzero(in_first).tolist())
+    second = tuple(np.flatnonzero(~in_first).tolist())
     across = alpha[np.ix_(first, second)]
     return Bipartition(first, second, float(across.max()))
 

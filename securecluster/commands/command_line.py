@@ -1,7 +1,7 @@
 """Options of a command: parsed from the fields of dataclasses, and shown by --help.
 
 The command line knows types in words, says in one sentence what it cannot parse, and shows by
---help what most runs need, in a line each. --help-all shows everything.
+--help what most runs need, each by its first whole phrase. --help-all shows everything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -28,6 +28,7 @@ from securecluster.errors import UsageError, quoted, unknown
 
 HELP = ("-h", "--help")
 HELP_ALL = "--help-all"
+OTHER_NAMES = {"--epsilon": "--target-epsilon"}  # also understood
 # how values are called, and what they are, in the order in which a text is tried as one of them
 WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("INTEGER", "a whole number"),
@@ -38,7 +39,8 @@ WORDS: Mapping[Any, tuple[str, str]] = {
 INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 WIDEST = 100  # columns of a help text
 COLUMN = 26  # in which descriptions begin
-LINES = 60  # of a text of --help; a longer one is shortened
+LINES = 60  # of a help text; --help shortens a longer one
+SHOWN = 25  # options at most that a shortened text describes
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,8 @@ def _spelled(command: str, arguments: Sequence[str], flags: Mapping[str, _Option
         if flag.startswith("--"):
             # as it is called in Python
             flag = flag.replace("_", "-")
+            if flag not in flags and OTHER_NAMES.get(flag) in flags:
+                flag = OTHER_NAMES[flag]
             switch = f"--{flag.removeprefix('--no-')}"
             if flag not in flags and not (switch in flags and not flags[switch].kinds):
                 raise unknown("option", flag, flags)
@@ -259,6 +263,7 @@ def _options(section: Section) -> list[_Option]:
     """Return the options of a section, without those that are set in Python only."""
     hints = get_type_hints(section.kind, include_extras=True)
     texts = field_descriptions(section.kind)
+    offered = {entry.name for entry in fields(section.kind)} - section.hidden.keys()
     options = []
     for declared in fields(section.kind):
         name = declared.name
@@ -267,6 +272,7 @@ def _options(section: Section) -> list[_Option]:
         default = section.defaults.get(name, _default(declared))
         kinds, optional, several = _types(hints[name], default)
         text = declared.metadata.get("text", texts.get(name, ""))
+        text = re.sub(r"\w+_\w+", lambda word: _as_option(word[0], offered), text)
         options.append(
             _Option(
                 name,
@@ -281,6 +287,11 @@ def _options(section: Section) -> list[_Option]:
             )
         )
     return options
+
+
+def _as_option(word: str, offered: Collection[str]) -> str:
+    """Return a word of a description, and the option in place of a field's name."""
+    return option_name(word) if word in offered else word
 
 
 def _default(declared: Field[Any]) -> Any:
@@ -336,13 +347,14 @@ def help_text(command: str, text: str, sections: Sequence[Section], everything: 
         command: as typed, with what comes before its options.
         text: what the command does.
         sections: of its options.
-        everything: describe every option in full; else no more than `LINES` lines.
+        everything: describe every option in full; else a text of more than `LINES` lines is
+            shortened.
     """
     width = min(WIDEST, shutil.get_terminal_size().columns)
     full = _text(command, text, sections, partial(_described, width=width), width)
     if everything or len(full) <= LINES:
         return "\n".join(full) + "\n"
-    short = _text(command, text, sections, partial(_in_a_line, width=width), width, True)
+    short = _text(command, text, sections, partial(_in_short, width=width), width, True)
     return "\n".join(short) + "\n"
 
 
@@ -394,28 +406,10 @@ def _described(option: _Option, width: int) -> list[str]:
     return [first.ljust(COLUMN) + lines[0].strip(), *lines[1:]]
 
 
-def _in_a_line(option: _Option, width: int) -> list[str]:
-    """Return an option with as much of its description as fits into the line."""
-    first = f"  {option.label}".ljust(COLUMN - 1) + " "
-    default = f" [{option.default}]" if option.default else ""
-    room = width - len(first) - len(default)
-    text = option.text
-    if len(text) > room:
-        text = _beginning(text, room)
-    return [f"{first}{text}{default}"]
-
-
-def _beginning(text: str, room: int) -> str:
-    """Return the beginning of a text that is too long: a whole phrase, or else words and a mark.
-
-    Args:
-        text: a description.
-        room: for it, in columns.
-    """
-    end = text.rfind("; ", 0, room + 1)
-    if end > 0:
-        return text[:end]
-    return textwrap.shorten(text, max(room, 8), placeholder=" …")
+def _in_short(option: _Option, width: int) -> list[str]:
+    """Return the lines that describe an option by the first phrase of its description."""
+    phrase, *_ = re.split(r"(?:;|\.) (?![^(]*\))", option.text)
+    return _described(replace(option, text=phrase), width)
 
 
 def _wrapped(text: str, indent: str, width: int) -> list[str]:

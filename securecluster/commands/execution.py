@@ -168,8 +168,10 @@ def check_names(protocols: Sequence[Any], options: Any) -> None:
     from securecluster.core.devices import DEVICES
     from securecluster.messaging.transcript import MODES
     from securecluster.privacy.masking.masks import check_known
+    from securecluster.results.declared import check_declared
     from securecluster.runtime.settings import ENGINES
 
+    check_declared()
     options.simulation.check()
     for protocol in protocols:
         check_known(protocol.mask)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from securecluster.commands.command_line import Section, asks_for_help
+from securecluster.commands.command_line import SHOWN, Section, asks_for_help
 from securecluster.core.validation import python_only_fields
 from securecluster.data.simulation import Simulation, option_name
 from securecluster.errors import SecureClusterError, UsageError
@@ -20,9 +20,9 @@ from securecluster.runtime.settings import Settings
 # described by --help; all others by --help-all
 USUAL = frozenset(
     {
-        "rounds", "model", "lr", "epochs", "batch_size", "participation", "k", "mask", "clip",
-        "noise", "dp_unit", "target_epsilon", "aggregation", "data", "client_column",
-        "label_column", "scenario", "clients", "clusters", "samples", "seed", "device",
+        "rounds", "model", "lr", "epochs", "k", "mask", "clip", "noise", "dp_unit",
+        "target_epsilon", "aggregation", "data", "client_column", "label_column", "scenario",
+        "clients", "clusters", "samples", "seed", "out", "quiet",
     }
 )  # fmt: skip
 NOT_BEFORE = r"(?<![\w'\"./=-])"
@@ -117,11 +117,11 @@ def of_protocol(protocol: Any) -> dict[str, Section]:
         protocol: its class.
     """
     sections = with_common({"protocol": section_of(protocol)})
-    return {**sections, "output": Section("files and output", RunOutput)}
+    return {**sections, "output": Section("files and output", RunOutput, USUAL)}
 
 
 def section_of(protocol: Any) -> Section:
-    """Return the options of a protocol, of which its own are among the usual ones.
+    """Return the options of a protocol, of which its first own ones are among the usual ones.
 
     Args:
         protocol: its class.
@@ -129,8 +129,10 @@ def section_of(protocol: Any) -> Section:
     from securecluster.protocols.common.base import ClusteringProtocol
 
     shared = {option.name for option in fields(ClusteringProtocol)} | protocol._group_of.keys()
-    protocol_options = {option.name for option in fields(protocol)} - shared
-    return Section("method and privacy", protocol, USUAL | protocol_options)
+    hidden = shared | USUAL | python_only_fields(protocol).keys()
+    protocol_options = [option.name for option in fields(protocol) if option.name not in hidden]
+    usual = USUAL.union(protocol_options[: SHOWN - len(USUAL)])
+    return Section("method and privacy", protocol, usual)
 
 
 def protocol_first(argv: list[str], command: str) -> tuple[str | None, list[str]]:
@@ -166,5 +168,5 @@ def with_common(sections: Mapping[str, Section]) -> dict[str, Section]:
         **sections,
         "simulation": Section("clients and their data", Simulation, USUAL),
         "settings": Section("the run", Settings, USUAL, {"transcript": "auto"}),
-        "output": Section("files and output", Output),
+        "output": Section("files and output", Output, USUAL),
     }

@@ -1,4 +1,4 @@
-"""Packages that only some uses need, which extras of pyproject.toml install: `data`, most often."""
+"""Packages that only some uses need, each of which pip installs by its own name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import sys
 from typing import Any
 
 from securecluster.errors import UsageError
-
-INSTALL = "pip install 'securecluster[data]'"
-EXCEL = "openpyxl"
-EXTRAS = {EXCEL: "excel", "prometheus_client": "metrics"}  # of their own
 
 # package to install for each module
 _PACKAGES = {
@@ -21,7 +17,7 @@ _PACKAGES = {
     "pyarrow.parquet": "pyarrow",
     "PIL.Image": "Pillow",
     "datasets": "datasets",
-    EXCEL: EXCEL,
+    "openpyxl": "openpyxl",
     "prometheus_client": "prometheus_client",
     "prometheus_client.core": "prometheus_client",
 }
@@ -43,5 +39,4 @@ def need(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = _PACKAGES[module]
-        install = INSTALL.replace("data", EXTRAS.get(package, "data"))
-        raise UsageError(f"this needs {package}: {install}") from None
+        raise UsageError(f"this needs {package}: pip install {package}") from None

@@ -6,10 +6,11 @@ and trajectories.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from securecluster.data.locations import FOLDER, folder, hub_rows, parquet_files
 from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool
 from securecluster.data.text import ag_news, shakespeare
 from securecluster.data.trajectories import mobility
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError
 
 GROUP = "securecluster.data"  # entry points of installed packages
 
@@ -223,9 +224,27 @@ def is_bright(name: str, scenario: str) -> bool:
     return name in BRIGHT or (inverted and name in DARK)
 
 
+PARTS = installed_packages.Parts("data", GROUP, SOURCES, "SECURECLUSTER_SOURCES")
+
+
 def source_names() -> list[str]:
     """Return the names of all data sets, those of installed packages last."""
-    return [*SOURCES, *sorted(_declared())]
+    return PARTS.names()
+
+
+def named(name: str) -> str:
+    """Return the name of a data set, which is known by it from then on.
+
+    Args:
+        name: of a data set, or "module:function" of a function that returns a `Source`, where the
+            module may lie in the current folder.
+
+    Raises:
+        UsageError: it cannot be imported, is no function, or has the name of another data set.
+    """
+    if re.fullmatch(r"[\w.]+:[\w.]+", name) and not Path(name).exists():
+        return PARTS.give(name, _loaded)
+    return name
 
 
 def source(name: str) -> Source:
@@ -233,7 +252,8 @@ def source(name: str) -> Source:
 
     Args:
         name: in `SOURCES`, or that under which an installed package declares a function, which
-            takes no arguments and returns a `Source`, as an entry point of `GROUP`.
+            takes no arguments and returns a `Source`, as an entry point of `GROUP`; or of one that
+            was given by its path (`named`).
 
     Raises:
         UsageError: an unknown name, a set that cannot be read, or a declaration that does not lead
@@ -241,24 +261,28 @@ def source(name: str) -> Source:
     """
     if name in SOURCES:
         return SOURCES[name]()
-    declared = _declared()
-    if name not in declared:
-        raise unknown("data", name, source_names())
-    made = installed_packages.load("data set", declared[name])
-    declaration = installed_packages.declaration("data set", declared[name])
+    return _loaded(PARTS.point(name))()
+
+
+def _loaded(point: EntryPoint) -> Callable[[], Source]:
+    """Return the function of an entry point, which returns a data set of its name.
+
+    Raises:
+        UsageError: it cannot be imported, or is no such function.
+    """
+    declaration, made = PARTS.loaded(point)
     if not callable(made):
         raise UsageError(f"{declaration}, is no function: name one that returns a Source")
-    made = made()
-    if not isinstance(made, Source):
-        raise UsageError(f"{declaration}, returns no Source: return a securecluster.data.Source")
-    return made
 
+    def checked() -> Source:
+        found = made()
+        if not isinstance(found, Source):
+            raise UsageError(
+                f"{declaration}, returns no Source: return a securecluster.data.Source"
+            )
+        return found
 
-@cache
-def _declared() -> dict[str, EntryPoint]:
-    """Return the data sets of installed packages by name; names of this project's stay theirs."""
-    points = entry_points(group=GROUP)
-    return {point.name: point for point in points if point.name not in SOURCES}
+    return checked
 
 
 def default_scenario(name: str) -> str:

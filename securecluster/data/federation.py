@@ -25,7 +25,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_seed
 from securecluster.data import class_names, plausibility
 from securecluster.data.class_names import ClassName
-from securecluster.data.datasets import MEANS, Source, is_bright, source
+from securecluster.data.datasets import MEANS, Source, is_bright, named, source
 from securecluster.data.facts import TASK_OF_DATA, ClientFacts, Facts, Form, classes_of_labels
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
@@ -324,7 +324,8 @@ class Federation:
         Only the samples that clients get are decoded.
 
         Args:
-            data: a name in `SOURCES`, or a source of your own.
+            data: a name in `SOURCES`, a source of your own, or "module:function" of a function that
+                returns one.
             scenario: how clusters differ, as an object or by its name on the command line
                 ("label-swap", "tasks+rotation"). The default is label swap in four clusters, the
                 set's own clients if it has some (femnist, shakespeare, mobility), or four topics if
@@ -342,7 +343,8 @@ class Federation:
         """
         data_set = data
         if isinstance(data_set, str):
-            data_set = source(data_set)
+            data = named(data_set)
+            data_set = source(data)
         if clients < 1:
             raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
         randomness = _draws(seed)

@@ -13,7 +13,7 @@ import numpy as np
 from securecluster.core.noted_warnings import noted
 from securecluster.core.validation import PythonOnly, check_seed
 from securecluster.data import Federation, LabelSwap, Scenario
-from securecluster.data.datasets import default_scenario, source_names
+from securecluster.data.datasets import default_scenario, named, source_names
 from securecluster.data.scaling import AUTO, chosen_categories, chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.data.splits import FIFTH
@@ -41,7 +41,8 @@ class Simulation:
 
     data: str = "digits"
     """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or
-    trajectories (mobility); or your own CSV, parquet or Excel file, or a folder of them
+    trajectories (mobility); or your own CSV, parquet or Excel file, or a folder of them; or
+    module:function of one that returns a Source
     """
     client_column: str | None = None
     """your own file: the column that names each row's client; @file or @folder where each file or
@@ -152,6 +153,7 @@ class Simulation:
         Args:
             scenarios: of the protocols; None for one that is made for no particular scenario.
         """
+        self = replace(self, data=named(self.data))
         if self.own:
             return self
         name = self.scenario
@@ -245,6 +247,7 @@ class Simulation:
                 prepare=self.prepare,
                 seed=self.seed,
             )
+        self._check_data()  # which may come from the folder of a run, and names no module
         clients = self.clients
         if clients is None:
             clients = DEFAULT_CLIENTS
@@ -314,9 +317,7 @@ class Simulation:
 
     def _check_named(self) -> None:
         """Raise UsageError for an unknown data set, options of files, or a wrong scenario."""
-        names = source_names()
-        if self.data not in names:
-            raise unknown("data", self.data, names)
+        self._check_data()
         for name in FILE_OPTIONS:
             if getattr(self, name) is not None:
                 raise UsageError(
@@ -324,6 +325,12 @@ class Simulation:
                     f"to {self.data}: leave it out"
                 )
         self._scenario()  # refuses options that do not go together
+
+    def _check_data(self) -> None:
+        """Raise UsageError for an unknown data set."""
+        names = source_names()
+        if self.data not in names:
+            raise unknown("data", self.data, names)
 
     def _check_own(self) -> None:
         """Raise UsageError for a missing file, missing columns, or options of known data sets."""

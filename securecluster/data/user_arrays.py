@@ -200,7 +200,8 @@ def by_group(table: Any, targets: Any, groups: Any) -> dict[Any, tuple[Any, Any]
         sizes[name] = len(rows) if shape is None else shape[0]
     if len(set(sizes.values())) > 1:
         counted = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise UsageError(f"X, y and groups have a row for each sample, and not {counted}")
+        advice = ": give the column itself, X[groups]" if isinstance(groups, str) else ""
+        raise UsageError(f"X, y and groups have a row for each sample, and not {counted}{advice}")
     rows, group_rows = _index(table), _index(groups)
     if rows is not None and group_rows is not None and not rows.equals(group_rows):
         raise UsageError(

@@ -11,7 +11,7 @@ from securecluster.clustering.metrics import SPREAD
 from securecluster.core.number_format import printable
 from securecluster.figures.dendrogram import dendrogram
 from securecluster.figures.figure import Drawing, figure, figure_of, save_all
-from securecluster.figures.looks import name_of
+from securecluster.figures.looks import COLORS, look_of, name_of
 from securecluster.figures.matrices import graph, relevance, similarity
 from securecluster.figures.parameter_tree import tree
 from securecluster.figures.similarity_scatter import similarity_pairs
@@ -192,7 +192,7 @@ def learning(history: History, metric: str, unit: str, title: str, axes: Any = N
         rounds = list(range(1, len(continued) + 1))
     # matplotlib leaves a gap where a round was not evaluated (None)
     values = [line[metric] for line in continued]
-    axes.plot(rounds, values, color="C0", marker=".", label="mean over clients")
+    axes.plot(rounds, values, color=COLORS[0], marker=".", label="mean over clients")
     _draw_spread(axes, rounds, continued)
     _mark_rounds(axes, history)
     axes.set(title=printable(title), xlabel="round", ylabel=labelled(metric, unit))
@@ -215,7 +215,9 @@ def _draw_spread(axes: Any, rounds: list[int], history: History) -> None:
         # NaN leaves a gap
         lows = [line.get(low, math.nan) for line in history]
         highs = [line.get(high, math.nan) for line in history]
-        axes.fill_between(rounds, lows, highs, color="C0", alpha=opacity, linewidth=0, label=label)
+        axes.fill_between(
+            rounds, lows, highs, color=COLORS[0], alpha=opacity, linewidth=0, label=label
+        )
 
 
 def kept(history: History) -> History:
@@ -374,11 +376,13 @@ def _draw_gaps(axes: Any, cluster: int, split_tests: list[NumberedTest]) -> None
             gaps.append(test["gap"])
     if not rounds:
         return
+    look = look_of(cluster)
     axes.plot(
         rounds,
         gaps,
-        color=_colour(cluster),
-        marker=".",  # one round alone draws no line
+        color=look.color,
+        marker=look.marker,  # one round alone draws no line
+        markersize=4,
         linestyle="--",
         linewidth=1,
         label=f"halves of cluster {cluster}, as tested",
@@ -393,14 +397,10 @@ def _draw_norms(axes: Any, cluster: int, split_tests: list[NumberedTest]) -> Non
         cluster: its label, which decides its colour.
         split_tests: of this cluster, by round.
     """
-    colour = _colour(cluster)
+    look = look_of(cluster)
+    style = {"color": look.color, "marker": look.marker, "markersize": 4}
     rounds = [number for number, _ in split_tests]
     largest_norms = [test["max_norm"] for _, test in split_tests]
     mean_norms = [test["mean_norm"] for _, test in split_tests]
-    axes.plot(rounds, largest_norms, color=colour, marker=".", label=f"cluster {cluster}")
-    axes.plot(rounds, mean_norms, color=colour, marker=".", linestyle="--")
-
-
-def _colour(cluster: int) -> str:
-    # the same in both halves of the figure
-    return f"C{cluster % 10}"
+    axes.plot(rounds, largest_norms, label=f"cluster {cluster}", **style)
+    axes.plot(rounds, mean_norms, linestyle="--", **style)

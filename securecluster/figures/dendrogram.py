@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from securecluster.figures.figure import figure_of, long, mark_true_clusters, tick_names
+from securecluster.figures.looks import look_of
 
 NAMED = 200  # leaves; with more, their names would not be readable
 UPRIGHT = 30  # leaves; with more, their names are turned so that they do not overlap
 ACROSS = "0.45"  # grey of merges of different clusters
-# matplotlib's colour C7 is left out: it is a grey like that of merges across clusters
-HUES = (0, 1, 2, 3, 4, 5, 6, 8, 9)
 LEAF_SPACING = 10  # scipy puts leaf k at x = 5 + 10 k
 FIRST_LEAF = 5
 
@@ -114,14 +113,8 @@ def _node_colours(merges: Any, leaf_labels: Sequence[int]) -> dict[int, str]:
     for node, clusters in clusters_below.items():
         if len(clusters) == 1:
             (cluster,) = clusters
-            colours[node] = _cluster_colour(cluster)
+            colours[node] = look_of(cluster).color
     return colours
-
-
-def _cluster_colour(cluster: int) -> str:
-    """Return the colour of a cluster, one of nine, which repeat where there are more clusters."""
-    hue = HUES[cluster % len(HUES)]
-    return f"C{hue}"
 
 
 def _mark_cut(axes: Any, cut: float, highest_merge: float) -> None:
@@ -173,5 +166,5 @@ def _name_leaves(
     font_size = min(8.0, max(4.0, font_size))
     axes.set_xticks(ticks, marks, rotation=rotation, fontsize=font_size, parse_math=False)
     for text, client in zip(axes.get_xticklabels(), leaves, strict=True):
-        text.set_color(_cluster_colour(labels[client]))
+        text.set_color(look_of(labels[client]).color)
     axes.tick_params(axis="x", length=0)

@@ -58,6 +58,16 @@ class Look(NamedTuple):
     order: float
 
 
+def look_of(number: int) -> Look:
+    """Return how a cluster, or one of several kinds of marks, is drawn: told apart in grey, too.
+
+    Args:
+        number: of the cluster, from 0; nine differ in colour, ten in their markers.
+    """
+    marker = MARKERS[number % len(MARKERS)]
+    return Look(COLORS[number % len(COLORS)], marker, "-", 1.2, 2)
+
+
 def looks(variants: Sequence[str]) -> dict[str, Look]:
     """Return how each variant is drawn.
 

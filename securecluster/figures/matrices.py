@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.figures.figure import figure, figure_of, long, mark_true_clusters, tick_names
+from securecluster.figures.looks import Look, look_of
 
 NAMED = 40  # clients; with more, their names would not be readable
 UPRIGHT = 25  # clients; with more, their names are turned so that they do not overlap
@@ -113,8 +114,8 @@ def _draw_edges(axes: Any, edges: Matrix, threshold: float) -> None:
         threshold: λ; shorter edges join clients.
     """
     joined = edges <= threshold
-    _draw_edge_points(axes, edges, joined, "C0", "joined")
-    _draw_edge_points(axes, edges, ~joined, "C3", "left apart")
+    _draw_edge_points(axes, edges, joined, look_of(0), "joined")
+    _draw_edge_points(axes, edges, ~joined, look_of(1), "left apart")
     axes.axhline(
         threshold, color="black", linestyle="--", linewidth=1, label=f"λ = {threshold:.4g}"
     )
@@ -132,13 +133,14 @@ def _draw_edges(axes: Any, edges: Matrix, threshold: float) -> None:
 
 
 def _draw_edge_points(
-    axes: Any, edges: Matrix, selected: NDArray[np.bool_], colour: str, label: str
+    axes: Any, edges: Matrix, selected: NDArray[np.bool_], look: Look, label: str
 ) -> None:
     """Draw the selected edges at their ranks, counted from 1; nothing where there are none."""
     if not selected.any():
         return
     ranks = 1 + np.flatnonzero(selected)
-    axes.plot(ranks, edges[selected], label=label, color=colour, marker=".", linestyle="none")
+    style = {"color": look.color, "marker": look.marker, "markersize": 4, "linestyle": "none"}
+    axes.plot(ranks, edges[selected], label=label, **style)
 
 
 def _off_diagonal(matrix: Matrix) -> Matrix:

@@ -9,6 +9,7 @@ import numpy as np
 
 from securecluster.core.number_format import printable, shown
 from securecluster.figures.figure import figure_of
+from securecluster.figures.looks import look_of
 from securecluster.folders.schemas import Result, scores_of
 
 COLUMN = 1.6  # inches between boxes side by side
@@ -227,7 +228,7 @@ def _box_style(node: PlottedNode) -> dict[str, Any]:
         style["facecolor"] = "white"
         style["edgecolor"] = to_rgb("black")
         return style
-    colour = to_rgb(f"C{node.cluster % 10}")
+    colour = to_rgb(look_of(node.cluster).color)
     # a fifth of the colour, so that the text on it is readable
     style["facecolor"] = tuple(0.2 * channel + 0.8 for channel in colour)
     style["edgecolor"] = colour

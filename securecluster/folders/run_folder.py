@@ -85,6 +85,12 @@ SWEEP_PICTURES = tuple(
 )
 FAILURES = "failures.txt"  # tracebacks of runs of a sweep or a comparison
 SWEPT = {SWEEP_RUNS, FAILURES, *SWEEP_TABLES, *SWEEP_PICTURES}
+# further files of a field, which has a picture a setting
+FIELD_TUNING = "tuning.jsonl"
+FIELD = {
+    FIELD_TUNING, "field.html", "field.tex",
+    *(f"field-{number}.{ending}" for number in range(1, 10) for ending in ENDINGS),
+}  # fmt: skip
 WRITTEN = {
     *READ_BACK, *PICTURES, *PAGES, RESULT, run_secret.FILE, manifest.NAME, MARKER, newcomers.NAME,
     newcomers.KEPT,
@@ -96,7 +102,7 @@ OWN = atomic_files.Own(
     (MARKER,),
     re.compile(
         "([^/]+/)?("  # the run of a comparison
-        + "|".join(re.escape(name) for name in sorted({*WRITTEN, *SWEPT, COMPARISON, LOCK}))
+        + "|".join(re.escape(name) for name in sorted({*WRITTEN, *SWEPT, *FIELD, COMPARISON, LOCK}))
         + rf"|{AUDITS.pattern}|{TRANSCRIPT}(/({FRAMES.names.pattern}))?"
         + rf"|{CHECKPOINT.names.pattern})"
     ),
@@ -218,14 +224,15 @@ def check_free(target: Path | None, force: bool) -> None:
         return
     with _refused(target):
         content = _kind(target)
+        if not _is_marker(target / MARKER):
+            raise UsageError(
+                f"{target} is no run folder and not empty, and nothing deletes it: choose another "
+                "--out"
+            )
         if not force:
             raise UsageError(
                 f"{target} exists and is not empty: choose another --out, or --force to replace "
                 f"the {content} in it"
-            )
-        if not _is_marker(target / MARKER):
-            raise UsageError(
-                f"{target} is not a run folder, so --force will not delete it: choose another --out"
             )
         foreign_paths = foreign(target)
         if foreign_paths:
@@ -323,7 +330,7 @@ def _contents(folder: Path) -> _Contents:
     if names:
         own_names |= {COMPARISON, FAILURES}
     if _is_sweep(folder):
-        own_names |= SWEPT
+        own_names |= SWEPT | FIELD
     contents = _Contents()
     for path in sorted(folder.iterdir()):
         if path.is_symlink():

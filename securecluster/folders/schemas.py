@@ -263,11 +263,11 @@ class Privacy(TypedDict):
     reproducible_keys: bool
     """keys and noise follow from the seed: nothing is protected"""
     epsilon: float | None
-    """of everything released, for the unit of privacy, blanked; null is ∞"""
+    """of everything released, for one unit of privacy against blanks in its place; null is ∞"""
     epsilon_rdp: float | None
     """the same, bounded by Rényi divergences"""
     epsilon_replace: float | None
-    """where the unit is replaced by another, and not blanked"""
+    """the same against any other data in its place"""
     delta: float | None
     """of (ε, δ)"""
     accountant: str
@@ -306,6 +306,37 @@ class Fallback(TypedDict):
     """for each cluster: by node on its path, the mean loss on held-out samples"""
 
 
+# an entry that is a word of Python
+_Lambda = TypedDict("_Lambda", {"lambda": NotRequired[float]})
+
+
+class TheoryEntry(_Lambda):
+    """What a paper's theory says of a split of CFL, or of the first clusters of SR-FCA."""
+
+    sentence: str
+    """all of it in words"""
+    round: NotRequired[int]
+    """of the split"""
+    members: NotRequired[int]
+    """number of clients that were split"""
+    gamma: NotRequired[float]
+    """γ̂: the sine of a client's largest angle from the cluster in which it ended"""
+    noise: NotRequired[float]
+    """norm of privacy's noise in a row, over that of the row without it"""
+    allowed: NotRequired[float]
+    """γ below which the split is right (Sattler et al. 2019, eq. 39)"""
+    clusters: NotRequired[int]
+    """number of clusters in which the clients ended"""
+    guaranteed: NotRequired[float]
+    """γ below which Theorem 1 guarantees a separation gap for so many clusters"""
+    within: NotRequired[float]
+    """largest distance of two models of a first cluster"""
+    across: NotRequired[float]
+    """smallest distance of two models of different first clusters"""
+    aside: NotRequired[list[int]]
+    """clients with odd models, which λ does not depend on"""
+
+
 class PowerOfRelease(TypedDict):
     """Noise of one kind of release beside its largest signal."""
 
@@ -328,7 +359,7 @@ class PowerOfRelease(TypedDict):
     drowned_from: float
     """the least of it with which nothing is left"""
     verdict: str
-    """carries, doubtful or drowned"""
+    """carries (enough is left), doubtful, or drowned (lost in noise)"""
 
 
 class PowerChange(TypedDict):
@@ -435,6 +466,10 @@ class Result(TypedDict):
     """options that a target ε chose, by name"""
     power: NotRequired[PowerEntry]
     """what noise leaves, as told before the run"""
+    theory: NotRequired[list[TheoryEntry]]
+    """of CFL and SR-FCA: what the papers' theory says of the clusters"""
+    fields: NotRequired[dict[str, Any]]
+    """report fields that installed packages declare, by name"""
     seconds: float
     """of the run"""
 
@@ -456,11 +491,7 @@ class SplitTest(TypedDict):
     """whether the cluster was split"""
 
 
-# an entry that is a word of Python
-_Threshold = TypedDict("_Threshold", {"lambda": NotRequired[float]})
-
-
-class RoundLine(_Threshold):
+class RoundLine(_Lambda):
     """Line of history.jsonl, for a round; the metric stands besides, under its name.
 
     Each protocol may add entries of its own. Where no observer measures, as at a server whose

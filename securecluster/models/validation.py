@@ -135,7 +135,8 @@ def prepare_module(
     """
     name = name or type(module).__name__
     if not isinstance(module, nn.Module):
-        raise UsageError(f"model is a name or an nn.Module, not {name}")
+        made = f": make one, {module.__name__}(…)" if isinstance(module, type) else ""
+        raise UsageError(f"model is a name or an nn.Module, not {name}{made}")
     _check_parameters(name, module)
     for layer in module.modules():
         _check_layer(name, layer)

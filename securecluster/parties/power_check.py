@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 CLUSTERS, TRAINING = "clusters", "training"
 CARRIES, DOUBTFUL, DROWNED = "carries", "doubtful", "drowned"
+_IN_A_WORD = {CARRIES: "fine", DOUBTFUL: "doubtful", DROWNED: "lost in noise"}  # of tables
 # kinds of rows
 UPDATE = "update"  # clipped to S as it leaves
 GRADIENTS = "gradients"  # an update by DP-SGD
@@ -226,7 +227,9 @@ class PowerCheck:
     def summary(self) -> str:
         """Return the verdicts in one phrase, as a table has them."""
         verdicts = {use: self.verdict(use) for use in (CLUSTERS, TRAINING)}
-        return ", ".join(f"{use} {verdict}" for use, verdict in verdicts.items() if verdict)
+        return ", ".join(
+            f"{use} {_IN_A_WORD[verdict]}" for use, verdict in verdicts.items() if verdict
+        )
 
     @property
     def sentences(self) -> list[str]:

@@ -190,6 +190,14 @@ RESULT: Rule = {
     "refused": Each(Each(UNCOVERED, named=True), named=True),
     "fallback": {"nodes": UNCOVERED, "losses": Each(Each(UNCOVERED, named=True))},
     "stopped": _all(UNCOVERED, "round reason"),
+    "theory": Each(
+        _all(
+            UNCOVERED,
+            "sentence round members gamma noise allowed clusters guaranteed lambda within across "
+            "aside",
+        )
+    ),
+    "fields": OWNER,
     "power": {
         **_all(UNCOVERED, "summary clusters training sentences warning"),
         "releases": Each(

@@ -44,7 +44,7 @@ figure img { max-width: 100%; height: auto; background: #ffffff; }
 svg { max-width: 100%; height: auto; display: block; }
 summary { cursor: pointer; margin: 0.75rem 0; }
 .key { display: inline-block; width: 0.8em; height: 0.8em; margin: 0 0.3em 0 0.8em; }
-.first { background: var(--chart); } .second { background: var(--other); }
+.first { background: var(--chart); } .second { border: 2px dashed var(--other); }
 svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
 .seen { color: var(--other); }
@@ -336,13 +336,13 @@ def bars(caption: str, labels: Sequence[str], series: Sequence[tuple[str, Sequen
     group = max(24 * max(1, len(series)), widest + 6)
     shapes = []
     for s, (_, values) in enumerate(series):
-        colour = ("var(--chart)", "var(--other)")[s % 2]
+        # the second is hollow: in grey both colours are alike
+        style = ('fill="var(--chart)"', 'fill="none" stroke="var(--other)" stroke-width="2"')[s % 2]
         for k, value in enumerate(values):
             height = 120 * max(0.0, value) / highest
             x = margin + group * k + 20 * s
             shapes.append(
-                f'<rect x="{x}" y="{140 - height:.1f}" width="18" height="{height:.1f}" '
-                f'fill="{colour}"/>'
+                f'<rect x="{x}" y="{140 - height:.1f}" width="18" height="{height:.1f}" {style}/>'
             )
     for k, label in enumerate(labels):
         x = margin + group * k + group // 2

@@ -19,7 +19,7 @@ from securecluster.models.architectures import AUTO
 from securecluster.models.architectures import names as architectures
 from securecluster.parties.derived import as_agreed, goes_on
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.registry import protocol_class, protocol_names
+from securecluster.protocols.registry import class_of_folder, protocol_names
 from securecluster.recordings.recording_folder import Recording, is_recording
 from securecluster.results.fitted import recorded_transcript
 from securecluster.results.fitted_state import FittedSummary
@@ -51,7 +51,7 @@ def load(folder: Path | str, model: Any = None, **objects: Any) -> ClusteringPro
             "open_transcript or audit_recording"
         )
     summary = _summary(target)
-    fitted: ClusteringProtocol = protocol_class(summary.protocol).load(target, model, **objects)
+    fitted: ClusteringProtocol = class_of_folder(summary.protocol).load(target, model, **objects)
     return fitted
 
 
@@ -78,7 +78,7 @@ def open_transcript(folder: Path | str) -> Transcript:
         if not isinstance(value, dict):
             params[name] = value
     params.pop("start", None)
-    protocol: ClusteringProtocol = protocol_class(summary.protocol)(**params)
+    protocol: ClusteringProtocol = class_of_folder(summary.protocol)(**params)
     transcript = recorded_transcript(protocol, folder, summary)
     if transcript is None:
         raise UsageError(
@@ -169,7 +169,7 @@ def protocol_type(folder: Path, config: RunConfig) -> Any:
     name = config["protocol"].get("name")
     serialization.refuse(path, serialization.fault_of(name, str, "protocol.name"))
     try:
-        return protocol_class(str(name))
+        return class_of_folder(str(name))
     except UsageError as error:
         raise RunFolderError(f"{path} names no protocol that can be run here: {error}") from None
 

@@ -74,7 +74,7 @@ def guarantee(privacy: Privacy) -> list[Statements]:
         Statements("tuned models", "", tuned),
         Statements("padding", "", _paddings(privacy["masks"])),
         Statements("noise", "", noise),
-        Statements("free", "It costs nothing", privacy.get("free", ())),
+        Statements("no cost", "ε does not grow by", privacy.get("free", ())),
         Statements("declared public", "Declared public", privacy.get("declared_public", ())),
         Statements("ε", "In full", [_epsilon(privacy)]),
         Statements("with the earlier run", "With the run it started from", together),
@@ -142,7 +142,7 @@ def _epsilon(privacy: Privacy) -> str:
     bounds = f"{privacy['accountant']}; Rényi bound {privacy['epsilon_rdp']:.4g}"
     replaced = privacy["epsilon_replace"]
     if replaced is not None:
-        bounds += f"; replacing instead {replaced:.4g}"
+        bounds += f"; {replaced:.4g} against any other data in their place"
     delta = f"{privacy['delta']:g}"
     return f"{epsilon:.4g} at δ = {delta} {meaning}; {bounds}"
 

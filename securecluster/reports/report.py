@@ -68,7 +68,7 @@ def _norm_ratios(split_tests: list[Entries]) -> str:
         if test["max_norm"]:
             ratio = test["mean_norm"] / test["max_norm"]
         ratios.append(f"{ratio:.2f}")
-    return "‖mean‖/max " + " ".join(_first(ratios, MOST_RATIOS))
+    return "mean/longest update " + " ".join(_first(ratios, MOST_RATIOS))
 
 
 def _split_texts(splits: list[Any]) -> list[str]:
@@ -146,10 +146,14 @@ def show(content: Result, folder: Path) -> None:
         console.print(chosen_sentence(content["chosen"]))
     for sentence in content.get("power", {"sentences": []})["sentences"]:
         console.print(f"power check: {sentence}")
+    for entry in content.get("theory", []):
+        console.print(f"theory: {entry['sentence']}")
     _show_rounds(console, "did not reply", content["dropped"])
     unseen = content.get("never_seen", {})
     _show_rounds(console, "released unseen, perhaps, and counted all the same", unseen)
     _show_refused(console, content.get("refused", {}))
+    for name, value in content.get("fields", {}).items():
+        console.print(f"{name}: {value}")
     time = f"{content['seconds']:.1f} s on {content['device']}"
     # no wrapping: a path with line breaks in it could not be copied
     console.print(f"{time}; everything is in {folder}", soft_wrap=True)

@@ -30,8 +30,8 @@ from securecluster.statements.disclosures import READERS, Disclosure, protection
 PAGE = "report.html"
 OF_NOBODY = "0: it depends on nobody's data"
 MADE_OF_EARLIER = "none of its own: it is made of earlier messages, and tells what they tell"
-MOST_NAMES = 12  # classes or features
-MOST_CLIENTS = 40  # rows of the table of ε by client
+MOST_NAMES = 12  # classes, features, or clients of one ε
+MOST_CLIENTS = 40  # rows of a table by client
 SERVER_IS = (
     "The server follows the protocol, and tries to learn from everything that it receives. It sees "
     "the messages of the table below, and nothing else: replaying the run shows this."
@@ -239,12 +239,13 @@ def guarantee(run: FinishedRun) -> str:
 def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
     """Return the chart of ε over rounds, and the table of ε by client."""
     by_client = epsilon_by_client(run.ledger, delta)
-    rows = []
-    for name, epsilon in list(by_client.items())[:MOST_CLIENTS]:
-        rows.append((printable(name), _epsilon(epsilon)))
-    if len(by_client) > MOST_CLIENTS:
-        rows.append((f"… {len(by_client) - MOST_CLIENTS} more", ""))
-    table = html.table(("client", "ε"), rows)
+    equal: dict[str, list[str]] = {}
+    for name, spent in by_client.items():
+        equal.setdefault(_epsilon(spent), []).append(printable(name))
+    rows = [(listed(names, MOST_NAMES), epsilon) for epsilon, names in equal.items()]
+    if len(rows) > MOST_CLIENTS:
+        rows = [*rows[:MOST_CLIENTS], (f"… {len(rows) - MOST_CLIENTS} more", "")]
+    table = html.table(("clients", "ε of each"), rows)
     points = epsilon_by_round(run.ledger, delta)
     finite = [(float(last), epsilon) for last, epsilon in points if math.isfinite(epsilon)]
     blocks = [html.uncovered(html.subsection("By client", table))]

@@ -282,7 +282,9 @@ def _numbers(x: Any) -> NDArray[Any]:
     except (TypeError, ValueError):
         array = np.empty(0, "O")
     if array.dtype.kind not in "biuf" or not array.ndim:
-        raise UsageError(f"X ({type(x).__name__}) is no array of numbers: give samples (n, …)")
+        raise UsageError(
+            f"X ({type(x).__name__}) is no array of numbers: give samples (n, …) without texts"
+        )
     return array
 
 

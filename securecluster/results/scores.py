@@ -29,6 +29,7 @@ from securecluster.models.objectives import (
     Objective,
     Regression,
 )
+from securecluster.results.declared import numbers_of, own_scores
 from securecluster.results.fitted_state import FittedState
 from securecluster.results.preparation import own_numbers, preparation
 from securecluster.training.baselines import KNOWN, OUTPUTS, SIZES, TARGETS, answer, below
@@ -126,16 +127,20 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     return found
 
 
-def study_scores(kept: FittedState, objective: Objective) -> dict[str, Any]:
+def study_scores(
+    kept: FittedState, objective: Objective, fields: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what studies write of a run's scores, beside its metric.
 
     Args:
         kept: the state at the end of the run.
         objective: of the run.
+        fields: report fields of packages, by name.
 
     Returns:
-        The mean baseline of the metric, how many clients' models are worse than theirs, and the
-        means of further scores by name; nothing where nobody measured any.
+        The mean baseline of the metric, how many clients' models are worse than theirs, and by name
+        the means of further scores, and report fields that are numbers; nothing where nobody
+        measured any scores.
     """
     if not has_scores(kept):
         return {}
@@ -146,7 +151,8 @@ def study_scores(kept: FittedState, objective: Objective) -> dict[str, Any]:
     return {
         f"{metric}_{BASELINE}": of_all[f"{metric}_{BASELINE}"],
         "below_baseline": len(worse),
-        "scores": {name: of_all[name] for name in names_of(rows) if name != metric},
+        "scores": {name: of_all[name] for name in names_of(rows) if name != metric}
+        | numbers_of(fields),
     }
 
 
@@ -187,8 +193,8 @@ def _of_client(objective: Objective, parts: Parts) -> Scores:
     given = _predicted(objective, parts.outputs)
 
     def of_answer(outputs: torch.Tensor) -> Scores:
-        constant = _predicted(objective, outputs[None])
-        return scored(y, np.broadcast_to(constant, given.shape))
+        constant = np.broadcast_to(_predicted(objective, outputs[None]), given.shape)
+        return scored(y, constant) | own_scores(y, constant)
 
     baselines = of_answer(answer(objective, parts.known))
     if (
@@ -196,7 +202,7 @@ def _of_client(objective: Objective, parts: Parts) -> Scores:
     ):  # the mean is best by squares, the median by absolute errors
         absolute = "mean_absolute_error"
         baselines = of_answer(parts.known[0]) | {absolute: baselines[absolute]}
-    return beside(scored(y, given), baselines)
+    return beside(scored(y, given) | own_scores(y, given), baselines)
 
 
 def _predicted(objective: Objective, outputs: torch.Tensor) -> Array:

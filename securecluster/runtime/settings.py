@@ -99,7 +99,7 @@ def check_engine(settings: Settings) -> None:
         settings: how the run is to be carried out.
     """
     if settings.engine == "ray" and find_spec("ray") is None:
-        raise UsageError("the engine ray needs Ray: pip install 'securecluster[ray]'")
+        raise UsageError("the engine ray needs Ray: pip install ray")
 
 
 def check_values(settings: Settings) -> None:

@@ -237,7 +237,7 @@ class Disclosure:
     def _noise(self) -> str:
         """Return in words how noise protects it."""
         if self.derived:
-            return "made of earlier releases"
+            return "computed only from what had left clients before"
         if self.mechanism == "free":
             return "computed from other releases, noised and priced with one, or public"
         if self.mechanism == "public":
@@ -507,10 +507,10 @@ def free(disclosed: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
             "another field, or public"
         )
         if name in derived:
-            source = "made of earlier releases"
+            source = "computed only from what had left clients before"
         # post-processing: a function of releases costs no more than these
         count = times(row.count)
-        reasons.append(f"{name}, {count}: {source}, so it costs nothing")
+        reasons.append(f"{name}, {count}: {source}, so ε does not grow by it")
     return reasons
 
 

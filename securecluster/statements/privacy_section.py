@@ -97,10 +97,10 @@ OF_NODES = {
 }
 # by the unit of privacy
 ASSUMED = {
-    "client": "a client's contribution to each release is one clipped row, and a blanked client's "
-    "a row of zeros; who takes part, which a client that is really added or removed changes, is "
-    "public",
-    "example": "each client's number of samples n is public: a blanked sample keeps its position, "
+    "client": "a client's contribution to each release is one clipped row, and a row of zeros "
+    "where its data are blank; who takes part, which a client that is really added or removed "
+    "changes, is public",
+    "example": "each client's number of samples n is public: a blank sample keeps its position, "
     "without gradient, loss or features; one that is really added or removed changes n, by which "
     "means are divided and from which noise and numbers of steps follow, and epsilon does not "
     "cover that; which samples are trained on is public: where the others were held out "
@@ -124,8 +124,9 @@ PLACED = {
 # keeps its place and contributes zeros ("zero-out", Kairouz et al. 2021). What it does not change
 # is public.
 NEIGHBOURS = {
-    "client": "one client blanked, who takes part public",
-    "example": "one example of one client blanked, n public",
+    "client": "for one client's data, or blanks in their place; who takes part is public",
+    "example": "for one example of one client, or a blank in its place; numbers of examples are "
+    "public",
 }
 Section = dict[str, Any]  # `privacy` of result.json
 Config = dict[str, Any]  # the configuration that clients and server agree on

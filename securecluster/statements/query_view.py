@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # what covers the rows that queries bring to clients
 SEALED = "sealed, which every client that receives them opens"
-UNDONE = "under the mask, which every client undoes"
+UNDONE = "under a mask that every client can take off"
 AS_THEY_ARE = "as they are"
 
 
@@ -57,7 +57,7 @@ class Brought:
             methods: client methods whose queries have the field.
         """
         source = self.source or "replies"
-        location = f"{self.field} of {', '.join(methods)}"
+        location = f"sent as {self.field} with {', '.join(methods)}"
         if self.average and self.relayed:
             return f"averages of {source}, also of a single client's, {self.cover} ({location})"
         if self.average:

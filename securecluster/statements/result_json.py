@@ -16,6 +16,7 @@ from securecluster.folders.schemas import Result
 from securecluster.models.objectives import Objective
 from securecluster.parties.derived import CHOSEN
 from securecluster.parties.labels import UNKNOWN_LABEL
+from securecluster.results.declared import own_fields
 from securecluster.statements.chance_warning import below_baseline
 from securecluster.statements.privacy_section import section
 
@@ -118,7 +119,7 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
         "privacy": section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
-    content |= stopped(fitted)
+    content |= stopped(fitted) | _of_packages(fitted)
     if learned.power is not None:
         content["power"] = learned.power
     # what a target chose, and names that the data came with, if any
@@ -144,6 +145,12 @@ def stopped(fitted: FittedRun) -> Entries:
     if stop is None:
         return {}
     return {"stopped": {"round": fitted.history_[-1]["round"], "reason": stop.reason}}
+
+
+def _of_packages(fitted: FittedRun) -> Entries:
+    """Return the report fields that packages declare; nothing where there are none."""
+    fields = own_fields(fitted)
+    return {"fields": fields} if fields else {}
 
 
 def _unseen(subject: Subject, fitted: FittedRun) -> Entries:

@@ -338,7 +338,9 @@ class _Run(sweep_runner.Cell):
             "clusters": result["clusters"],
             "ari": result["metrics"]["ari"],
             metric: scores_of(result)["after"],
-            **study_scores(kept, objective(kept.learned.config["objective"])),
+            **study_scores(
+                kept, objective(kept.learned.config["objective"]), result.get("fields", {})
+            ),
             "at_target": result["metrics"]["at_target"],
             "given": _given_clusters(self.plan.protocol),
             "rounds": len(_history(self.folder)),

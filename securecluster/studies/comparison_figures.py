@@ -20,6 +20,8 @@ Content = dict[str, Any]
 Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
+THIN = 1.4  # points of a line
+WIDER = 2.0  # points more for each curve that lies on it
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
 
 
@@ -204,7 +206,8 @@ def _score_cells(row: Row, metric: str) -> Cells:
         "below": fixed(row.get("below_baseline"), 0),
     }
     # one that failed has none
-    further = {name.replace("_", " "): fixed(scores.get(name), 3) for name in SCORES}
+    own = sorted(scores.keys() - set(SCORES))
+    further = {name.replace("_", " "): fixed(scores.get(name), 3) for name in (*SCORES, *own)}
     return cells | {name: text for name, text in further.items() if name not in cells}
 
 
@@ -305,8 +308,10 @@ def _learning(
     """
     names = list(given_up)
     picture, axes = figure(6.8, 4.2)
-    for name, points in curves.items():
-        style = _style(name, names)
+    drawn = list(curves.values())
+    for position, (name, points) in enumerate(curves.items()):
+        width = THIN + WIDER * _hidden_by(points, drawn[position + 1 :])
+        style = {**_style(name, names), "linewidth": width}
         _draw_curve(axes, points, style, _label(name, given_up[name]))
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.set(
@@ -320,6 +325,12 @@ def _learning(
     return picture
 
 
+def _hidden_by(points: list[Point], later: list[list[Point]]) -> int:
+    """Return how many later curves lie on this one: it is drawn wider, and seen at both sides."""
+    places = [(number, round(value, 2)) for number, value, _ in points]
+    return sum(places == [(number, round(value, 2)) for number, value, _ in own] for own in later)
+
+
 def _draw_curve(axes: Any, points: list[Point], style: dict[str, Any], label: str) -> None:
     """Draw one protocol's metric, with a marker in each round that changed its clusters.
 
@@ -331,7 +342,7 @@ def _draw_curve(axes: Any, points: list[Point], style: dict[str, Any], label: st
     """
     rounds, values, changes = zip(*points, strict=True)
     marked = [position for position, changed in enumerate(changes) if changed]
-    options = {**style, "linewidth": 1.4, "label": label}
+    options = {**style, "label": label}
     # a single point without a change has its marker, or it would be invisible
     if marked:
         options["markevery"] = marked

@@ -17,7 +17,7 @@ from securecluster.core.field_docs import field_descriptions
 from securecluster.core.validation import PythonOnly, python_only_fields
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
-from securecluster.protocols.registry import PROTOCOLS, named, protocol_class, protocol_names
+from securecluster.protocols.registry import PROTOCOLS, named, protocol_class
 from securecluster.runtime.settings import Settings
 
 OptionField = tuple[str, Any, Any]  # name, type and default, as make_dataclass takes them
@@ -60,7 +60,7 @@ def with_own_name(label: str) -> str:
     """
     module, colon, rest = label.partition(":")
     class_name, second_colon, options = rest.partition(":")
-    if not colon or "=" in class_name or module in protocol_names():
+    if not colon or "=" in class_name or module in PROTOCOLS:
         return label
     return named(f"{module}:{class_name}") + second_colon + options
 

@@ -65,8 +65,8 @@ MILLION = 1_000_000
 FIRST_SEED = 0
 # options of 0.2, which guessed from other data what the clients' would do, and what to do instead
 LEFT: Mapping[str, str] = {
-    "find": "give several targets (--epsilon 1 2 4 8) and read off the least",
-    "ari": "give several targets (--epsilon 1 2 4 8) and read off the least",
+    "find": "give several targets (--target-epsilon 1 2 4 8) and read off the least",
+    "ari": "give several targets (--target-epsilon 1 2 4 8) and read off the least",
     "data": "name the set that is simulated on (--public), or hand in your own public sample",
     "shape": "hand in a public sample of this shape (--public)",
     "classes": "hand in a public sample with as many classes (--public)",

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from securecluster.figures.looks import Look, looks, name_of
+from securecluster.studies.plan import WIDE
 from securecluster.studies.sweep_figures import axis_label, panels_of, units, with_legend
 
 LABELS = {"ari": "ARI", "accuracy": "accuracy"}
+LOWEST = -0.15  # of both axes; an ARI at chance may be a little below 0
+BANDS = "bands: from the least simulation to the most; hollow: they could not tell"
 BAND = 0.12  # opacity of a band
 Row = dict[str, Any]
 
@@ -37,7 +40,7 @@ def frontier(rows: Sequence[Row], title: str = "", axes: Any = None) -> Any:
     for group, line in zip(groups, panels, strict=True):
         for panel, score in zip(line, scores, strict=True):
             _draw(panel, group, score, styles)
-    picture.suptitle(f"{title}\nbands: from the least simulation to the most".strip(), fontsize=10)
+    picture.suptitle(f"{title}\n{BANDS}".strip(), fontsize=10)
     return with_legend(picture, [panel for line in panels for panel in line])
 
 
@@ -68,11 +71,17 @@ def _draw(panel: Any, rows: Sequence[Row], score: str, styles: dict[str, Look]) 
         lows = [row[f"{score}_least"] for row in variant_rows]
         highs = [row[f"{score}_most"] for row in variant_rows]
         panel.fill_between(places, lows, highs, color=look.color, alpha=BAND, linewidth=0)
+        # the report says "could not tell" of these
+        unsure = [k for k in range(len(lows)) if highs[k] - lows[k] > WIDE]
+        panel.scatter(
+            [places[k] for k in unsure], [means[k] for k in unsure], marker=look.marker,
+            facecolors="white", edgecolors=look.color, zorder=3,
+        )  # fmt: skip
     # the levels themselves, without powers of two
     levels = sorted({row["epsilon"] for row in drawn})
     panel.set_xscale("log", base=2)
     panel.set_xticks(levels, [f"{level:g}" for level in levels])
     panel.set_xlabel(axis_label(drawn, "epsilon"))
     panel.set_ylabel(LABELS[score])
-    if score == "accuracy":
-        panel.set_ylim(0, 1.02)
+    # the same range beside each other: scores are compared
+    panel.set_ylim(LOWEST, 1.02)

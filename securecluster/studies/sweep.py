@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from securecluster.data import Federation
-    from securecluster.studies.sweep_plan import Plan, Variant
+    from securecluster.studies.sweep_plan import Cell, Plan, Variant
 
 
 ABOUT = "Run protocols at many levels of noise or ε, with several seeds."
@@ -56,7 +56,7 @@ class Levels:
     """noise multipliers Z = σ/S, on all that a protocol releases, Gram matrices too; 0 is a run
     without noise
     """
-    epsilon: tuple[float, ...] | None = None
+    epsilon: tuple[float, ...] | None = field(default=None, metadata={"flag": "--target-epsilon"})
     """in place of noise: targets for the ε of a whole run, each with the smallest noise that
     reaches it; inf is a run without noise
     """
@@ -143,7 +143,7 @@ def resume(
         content = run_folder.swept(folder)
         assert content is not None
         plan = Plan.of(content)
-        parallel = _recorded_parallel(folder)
+        parallel = recorded_parallel(folder)
         if jobs is not None:
             parallel = replace(parallel, jobs=jobs)
         if together is not None:
@@ -216,7 +216,7 @@ def sweep(  # noqa: PLR0913 (what the command has)
                 advance(next(done))
                 return row
 
-            rows = list(_rows(plan, [], parallel, told))
+            rows = list(_rows(list(plan.cells()), plan.settings, [], parallel, told))
         else:
             rows, undrawn = _in_folder(Path(folder), plan, federation, parallel, advance)
     if undrawn is not None:
@@ -224,7 +224,7 @@ def sweep(  # noqa: PLR0913 (what the command has)
     failed = [row for row in rows if row["status"] == FAILED]
     # no error: the other runs, which may have taken hours, would be lost with it
     if failed:
-        note = f"{_failed(failed, rows)}; see the columns status and reason"
+        note = f"{failed_in_words(failed, rows)}; see the columns status and reason"
         warnings.warn(note, SecureClusterWarning, stacklevel=2)
     table = sweep_tables.tidy(rows, federation.objective.metric)
     return pandas.DataFrame(table, columns=list(table[0]))
@@ -400,12 +400,12 @@ def _checked(plan: Plan) -> Federation:
     accepted = 0
     for variant in plan.variants:
         variants = [
-            _refusal(variant, plan.by, level, plan.settings, federation) for level in plan.levels
+            refusal(variant, plan.by, level, plan.settings, federation) for level in plan.levels
         ]
         accepted += variants.count(None)
         refusals += [_named(variant, plan, reason) for reason in variants if reason is not None]
         # where the noise is not the reason, no noise is no remedy
-        without = _refusal(variant, sweep_plan.NOISE, 0.0, plan.settings, federation)
+        without = refusal(variant, sweep_plan.NOISE, 0.0, plan.settings, federation)
         if without is not None and set(variants) == {without}:
             raise UsageError(_named(variant, plan, without))
     if not accepted:
@@ -420,7 +420,7 @@ def _named(variant: Variant, plan: Plan, reason: str) -> str:
     return f"{variant.label}: {reason}"
 
 
-def _refusal(
+def refusal(
     variant: Variant, by: str, level: float, settings: Settings, federation: Federation
 ) -> str | None:
     """Return why a variant cannot run at a level; None if it can.
@@ -488,7 +488,7 @@ def _texts(plan: Plan, parallel: Parallel, federation: Federation) -> dict[str, 
     return {run_folder.CONFIG: text}
 
 
-def _recorded_parallel(folder: Path) -> Parallel:
+def recorded_parallel(folder: Path) -> Parallel:
     """Return how many runs at the same time a sweep was started with.
 
     Args:
@@ -553,7 +553,7 @@ def _in_folder(
                 f"{folder} holds another sweep: call it with the same options, or give another "
                 "folder"
             )
-        _recorded_parallel(folder)
+        recorded_parallel(folder)
         _check_data(folder, federation)
         return _completed(folder, plan, federation, parallel, True, advance=advance)
 
@@ -597,11 +597,11 @@ def _carry_out(
         details += f" and {run_folder.FAILURES}"
     command = f"{sweep_runner.go_on(folder)} --retry"
     raise SecureClusterError(
-        f"{_failed(failed, rows)}; {details}, and try them again with: {command}"
+        f"{failed_in_words(failed, rows)}; {details}, and try them again with: {command}"
     )
 
 
-def _failed(failed: Sequence[Row], rows: Sequence[Row]) -> str:
+def failed_in_words(failed: Sequence[Row], rows: Sequence[Row]) -> str:
     """Return in words which runs failed, and why the first of them did.
 
     Args:
@@ -642,11 +642,46 @@ def _completed(
     """
     from securecluster.folders import run_folder
     from securecluster.studies import sweep_report
-    from securecluster.studies.sweep_record import Record
 
     run_folder.remove_half_written(folder)
-    cells = list(plan.cells())
-    record = Record(folder / run_folder.SWEEP_RUNS, cells, federation.objective.metric)
+    metric = federation.objective.metric
+    path = folder / run_folder.SWEEP_RUNS
+    rows = recorded_rows(
+        path, list(plan.cells()), metric, plan.settings, parallel, quiet, retry, advance
+    )
+    undrawn = sweep_report.write(folder, rows, federation)
+    return rows, undrawn
+
+
+def recorded_rows(  # noqa: PLR0913 (what a stage of runs is)
+    path: Path,
+    cells: Sequence[Cell],
+    metric: str,
+    settings: Settings,
+    parallel: Parallel,
+    quiet: bool,
+    retry: bool = False,
+    advance: Callable[[int], None] = lambda done: None,
+) -> list[Row]:
+    """Return the rows of all runs, after carrying out and recording those that have not ended.
+
+    Args:
+        path: of the record.
+        cells: the runs, numbered from 0.
+        metric: the name of the clients' score.
+        settings: of every run.
+        parallel: runs at the same time.
+        quiet: print nothing.
+        retry: do the runs that failed again.
+        advance: called with the number of runs that have ended.
+
+    Raises:
+        RunFolderError: a damaged record, or one that cannot be written.
+    """
+    from securecluster.studies import sweep_report
+    from securecluster.studies.sweep_record import Record
+
+    record = Record(path, cells, metric)
     recorded = record.rows()
     if retry:
         recorded = [row for row in recorded if row["status"] != FAILED]
@@ -663,18 +698,21 @@ def _completed(
             console.print(text, markup=False)
         return row
 
-    rows = list(_rows(plan, recorded, parallel, say))
-    undrawn = sweep_report.write(folder, rows, federation)
-    return rows, undrawn
+    return list(_rows(cells, settings, recorded, parallel, say))
 
 
 def _rows(
-    plan: Plan, recorded: Sequence[Row], parallel: Parallel, say: Callable[[Row, float], Row]
+    cells: Sequence[Cell],
+    settings: Settings,
+    recorded: Sequence[Row],
+    parallel: Parallel,
+    say: Callable[[Row, float], Row],
 ) -> Iterator[Row]:
     """Yield the rows of all runs, after carrying out those that are not recorded.
 
     Args:
-        plan: of the sweep.
+        cells: the runs.
+        settings: of every run.
         recorded: rows of runs that have ended.
         parallel: runs at the same time.
         say: called with each new row, and the seconds that are left; it returns the row.
@@ -683,7 +721,7 @@ def _rows(
 
     yield from recorded
     ended = {row["run"] for row in recorded}
-    cells = [cell for cell in plan.cells() if cell.number not in ended]
-    processes = parallel.processes(plan.settings)
-    together = parallel.in_a_process(plan.settings)
-    yield from sweep_runner.rows(cells, sweep_plan.run_cells, say, processes, together)
+    pending = [cell for cell in cells if cell.number not in ended]
+    processes = parallel.processes(settings)
+    together = parallel.in_a_process(settings)
+    yield from sweep_runner.rows(pending, sweep_plan.run_cells, say, processes, together)

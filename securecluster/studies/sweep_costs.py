@@ -168,7 +168,7 @@ def sentences(rows: Sequence[Row], metric: str) -> list[str]:
 
 def _sentence(cost: Total) -> str:
     """Return in words what the runs of one unit of privacy cost together."""
-    start = f"together, ε of one {cost.unit}, blanked"
+    start = f"together, ε of one {cost.unit}"
     if not cost.runs:
         return f"{start}: none, since no run ended"
     counted = f"{cost.private} runs" if cost.private != 1 else "1 run"

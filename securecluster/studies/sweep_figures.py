@@ -1,6 +1,7 @@
 """A sweep's pictures: ARI and the clients' score over noise, over ε and over bytes.
 
-ε of a client and ε of an example never share an axis: each unit has panels of its own. 0 and ∞,
+Noise and ε for a client never share an axis with those for an example: each unit has panels of its
+own. 0 and ∞,
 which have no place on a logarithmic axis, stand beyond a break. With fewer than `FEWEST` seeds each
 seed is a dot, and no interval pretends to know their spread; with more, bands are bootstrap
 intervals of the mean.
@@ -38,6 +39,7 @@ BREAK = 0.16  # of the axis's decades, between a level and the place of 0 or inf
 MEGABYTE = 1e6
 COINCIDING = 2  # digits of scores that are drawn at one place
 APART = 1.05  # factor between marks that would hide each other
+FARTHEST = 3.0  # steps of `APART` from a mark's own place
 DOT = 9  # area of a seed's dot, in square points
 
 
@@ -68,7 +70,7 @@ def draw(
     for name in (*AXES, "bytes"):
         picture = over(done, name, scores, labels, runs=runs)
         picture.suptitle(printable(title), fontsize=10)
-        paths += _save(folder, name, picture)
+        paths += save(folder, name, picture)
     return paths
 
 
@@ -116,8 +118,8 @@ def over(
     """
     row_units = units(rows)
     row_groups = [rows]
-    if x == "epsilon" and len(row_units) > 1:
-        # what releases nothing has ε = 0 of either unit
+    if x in AXES and len(row_units) > 1:
+        # a multiplier hides one of a client's samples, or all; what releases nothing has ε = 0
         row_groups = [[row for row in rows if _is_of(row, rows, unit)] for unit in row_units]
     if axes is None:
         picture, panels = panels_of(len(row_groups), len(scores))
@@ -191,9 +193,10 @@ def axis_label(rows: Sequence[Row], column: str) -> str:
         rows: of one panel.
         column: "noise" or "epsilon".
     """
-    if column == "noise":
-        return "noise multiplier z (standard deviation by clip norm)"
     row_units = units(rows)
+    if column == "noise":
+        unit = f" for one {row_units[0]}" if len(row_units) == 1 else ""
+        return f"noise multiplier z{unit} (σ by clip norm)"
     deltas = sorted({float(row["delta"]) for row in rows if row.get("delta")})
     text = f"ε of a run for one {' or '.join(row_units)}" if row_units else "ε of a run"
     if len(deltas) == 1:
@@ -231,7 +234,7 @@ def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn
     _mark_breaks(panel, values, ends)
 
 
-def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, int]:
+def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, float]:
     """Return how far each variant's marks are set apart from others at their places.
 
     Args:
@@ -249,7 +252,9 @@ def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, int]:
         marks = {(_level(row, column), round(float(row[score]), COINCIDING)) for row in points}
         shifts[variant] = max((taken[mark] for mark in marks), default=0)
         taken.update(marks)
-    return shifts
+    # nobody reads a mark at another level than its own
+    most = max(shifts.values(), default=0)
+    return {name: shift * min(1.0, FARTHEST / max(1, most)) for name, shift in shifts.items()}
 
 
 def _level(row: Row, column: str) -> float:
@@ -457,7 +462,7 @@ def _draw_curve(
     score: str,
     drawn: _Drawn,
     ends: Mapping[float, str],
-    shift: int,
+    shift: float,
 ) -> None:
     """Draw a variant's means, with a band for their interval or a dot for each seed.
 
@@ -610,7 +615,7 @@ def _legend_columns(lengths: Sequence[int], width: float) -> int:
     return 1
 
 
-def _save(folder: Path, name: str, picture: Any) -> list[Path]:
+def save(folder: Path, name: str, picture: Any) -> list[Path]:
     """Write a figure in all formats, and return the paths.
 
     Args:

@@ -18,13 +18,16 @@ SPECIAL = {
 DASH = "--"
 
 
-def table(rows: Sequence[Row], metric: str, title: str) -> str:
+def table(rows: Sequence[Row], metric: str, title: str, higher: bool = True) -> str:
     """Return the table, which takes the package booktabs.
+
+    Of lines at one level, with the same unit of ε, the best means are bold.
 
     Args:
         rows: the summary, a line per variant and level.
         metric: the clients' score.
         title: of the sweep, which is the caption.
+        higher: True if a larger value of the clients' score is better.
     """
     done = [row for row in rows if row["runs"]]
     scores = [name for name in ("ari", metric) if any(row[name] is not None for row in done)]
@@ -49,7 +52,11 @@ def table(rows: Sequence[Row], metric: str, title: str) -> str:
             lines.append(r"    \midrule")
         name = escaped(name_of(row["variant"])) if row["variant"] != variant else ""
         variant = row["variant"]
-        cells = [name, *_privacy(row), *(_score(row, score) for score in scores)]
+        cells = [name, *_privacy(row)]
+        for score in scores:
+            text = _score(row, score)
+            rivals = [other for other in done if _level(other) == _level(row)]
+            cells.append(rf"\textbf{{{text}}}" if _is_best(row, rivals, score, higher) else text)
         cells += [_number((row["up"] + row["down"]) / 1e6), str(row["runs"])]
         if by_target:
             cells.append(escaped((row["chosen"] or DASH).replace(",", ", ")))
@@ -75,6 +82,19 @@ def _privacy(row: Row) -> list[str]:
     unit = row["dp_unit"] if row["dp_unit"] in UNITS else DASH
     delta = DASH if row["delta"] is None else _number(row["delta"])
     return [f"one {unit}" if unit != DASH else DASH, delta, _number(row["epsilon"]), noise]
+
+
+def _level(row: Row) -> tuple[Any, ...]:
+    """Return what lines have in common whose scores can be compared."""
+    target = row["target_epsilon"]
+    return row["dp_unit"], target, row["noise"] if target is None else None
+
+
+def _is_best(row: Row, rivals: Sequence[Row], score: str, higher: bool) -> bool:
+    """Return whether no other line of a level has a better mean, and one has a worse."""
+    values = [rival[score] for rival in rivals if rival[score] is not None]
+    best = max if higher or score == "ari" else min
+    return len(set(values)) > 1 and row[score] == best(values)
 
 
 def _score(row: Row, name: str) -> str:

@@ -2,67 +2,91 @@
 
 Runs of a seed share their clients, so that differences over seeds say more than two means do. The
 test is Wilcoxon's signed-rank test, two-sided and exact for few seeds: of fewer than six none is
-below 0.05. P-values of one score are adjusted over all of its pairs and levels (Holm 1979).
+below 0.05, and of fewer than five there is none, as there is no interval. P-values of one score are
+adjusted over all of its pairs and levels (Holm 1979).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations, pairwise
 
 import numpy as np
 from scipy import stats
 
 from securecluster.commands.failures import Row
-from securecluster.studies.sweep_tables import KEYS, groups, mean_interval, noisiness, without_nan
+from securecluster.studies.sweep_tables import (
+    FEWEST,
+    KEYS,
+    groups,
+    mean_interval,
+    noisiness,
+    without_nan,
+)
 
 NAME = "paired.csv"
+LEVELS = ("noise", "target_epsilon")  # of a sweep
 
 
-def paired(rows: Sequence[Row], metric: str) -> list[Row]:
+def paired(
+    rows: Sequence[Row],
+    metric: str,
+    firsts: Collection[str] | None = None,
+    by: Sequence[str] = LEVELS,
+) -> list[Row]:
     """Return a line per score, level and pair of variants, with `first` minus `second`.
 
     Args:
         rows: as `sweep_tables.tidy` returns them, or as a DataFrame of them does.
         metric: the name of the clients' score.
+        firsts: labels of variants that come before others; None for all pairs.
+        by: columns whose values the runs of a pair share.
 
     Returns:
         Lines with the number of common `seeds`, the mean `difference` with its bootstrap interval
-        (`low` and `high`, from five seeds on), `p` of Wilcoxon's test and `p_holm`. Both are None
-        with fewer than two seeds, and 1 where no seed differs.
+        (`low` and `high`), `p` of Wilcoxon's test and `p_holm`. All four are None with fewer than
+        five seeds, and the last two 1 where no seed differs.
     """
     done = [row for row in without_nan(rows) if row["status"] == "done"]
     lines: list[Row] = []
     for score in ("ari", metric):
         of_score: list[Row] = []
-        for level_rows in groups(done, ("target_epsilon", "noise")):
-            of_score += _of_level(level_rows, score)
+        for level_rows in groups(done, by):
+            of_score += _of_level(level_rows, score, firsts, by)
         _adjust(of_score)
         lines += of_score
     return lines
 
 
-def _of_level(rows: Sequence[Row], score: str) -> list[Row]:
-    """Return the lines of all pairs of variants at one level.
+def _of_level(
+    rows: Sequence[Row], score: str, firsts: Collection[str] | None, by: Sequence[str]
+) -> list[Row]:
+    """Return the lines of pairs of variants at one level.
 
     Args:
         rows: of finished runs at the level.
         score: "ari" or the metric.
+        firsts: as `paired` has them.
+        by: the columns that say which level.
     """
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         if row[score] is not None:
             scores.setdefault(row["variant"], {})[int(row["seed"])] = float(row[score])
     lines = []
-    for first, second in combinations(scores, 2):
+    for first, second in combinations(sorted(scores, key=lambda v: v not in (firsts or ())), 2):
+        if firsts is not None and first not in firsts:
+            continue
         common = sorted(scores[first].keys() & scores[second].keys())
         differences = [scores[first][seed] - scores[second][seed] for seed in common]
         interval = mean_interval(differences)
+        level = {name: rows[0][name] for name in by}
+        if rows[0]["target_epsilon"] is not None:
+            level["noise"] = None
         lines.append(
             {
                 "score": score,
-                "noise": None if rows[0]["target_epsilon"] is not None else rows[0]["noise"],
-                "target_epsilon": rows[0]["target_epsilon"],
+                **level,
                 "first": first,
                 "second": second,
                 "seeds": len(common),
@@ -113,8 +137,8 @@ def _level(rows: Sequence[Row]) -> str:
 
 
 def _p_value(differences: Sequence[float]) -> float | None:
-    """Return the p-value of Wilcoxon's signed-rank test; None with fewer than two seeds."""
-    if len(differences) < 2:
+    """Return the p-value of Wilcoxon's signed-rank test; None with too few seeds for it."""
+    if len(differences) < FEWEST:
         return None
     if not np.any(differences):
         return 1.0

@@ -227,6 +227,7 @@ class Cell(sweep_runner.Cell):
         Args:
             federation: the clients; None to deal them out.
         """
+        from securecluster.results.declared import own_fields
         from securecluster.results.scores import study_scores
 
         federation = federation or dealt(self.simulation)
@@ -249,7 +250,7 @@ class Cell(sweep_runner.Cell):
             "pearson": _correlation(protocol.history_),
             protocol.metric_: _finite(protocol.scores_.mean()),
             f"worst_{protocol.metric_}": _finite(worst(protocol.scores_)),
-            **study_scores(protocol.kept_, federation.objective),
+            **study_scores(protocol.kept_, federation.objective, own_fields(protocol.result_)),
             "up": protocol.bytes_["up"],
             "down": protocol.bytes_["down"],
             "servers": protocol.bytes_["servers"],
@@ -390,11 +391,11 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
     """
     if noise and epsilon:
         raise UsageError(
-            "--noise and --epsilon both say how much noise there is: sweep over one of them"
+            "--noise and --target-epsilon both say how much noise there is: sweep over one of them"
         )
     if not noise and not epsilon:
         raise UsageError(
-            "a sweep takes levels of noise: --noise 0 0.1 0.5, or --epsilon 1 2 4 8 for targets"
+            "a sweep takes levels of noise: --noise 0 0.1 0.5, or --target-epsilon 1 2 4 8"
         )
     by = NOISE
     levels = noise

@@ -25,7 +25,6 @@ from securecluster.commands.failures import Row
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import typed
 from securecluster.errors import RunFolderError
-from securecluster.results.scores import SCORES
 from securecluster.studies import sweep_costs
 from securecluster.studies.sweep_plan import NOISE, Cell
 from securecluster.studies.sweep_runner import DONE, FAILED, REFUSED
@@ -188,7 +187,7 @@ class RunRecord:
             self._check_number(name, -math.inf, math.inf)
         self._check_number("below_baseline", 0, self.clients or 0)
         for name, value in (self.scores or {}).items():
-            _expect(name, value, name in SCORES and (value is None or math.isfinite(value)))
+            _expect(name, value, name.isidentifier() and (value is None or math.isfinite(value)))
 
     def _check_number(self, name: str, low: float, high: float) -> None:
         """Raise ValueError if a number is not finite, or outside of its limits; None is neither."""

@@ -12,7 +12,6 @@ from securecluster.commands import failures
 from securecluster.commands.failures import Row
 from securecluster.core import atomic_files
 from securecluster.core.number_format import NONE, enumerated, fixed, printable, shown
-from securecluster.core.optional_packages import INSTALL
 from securecluster.core.progress import duration
 from securecluster.errors import RunFolderError
 from securecluster.folders import run_folder
@@ -47,7 +46,8 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | No
     pairs = sweep_pairs.paired(runs, metric)
     if pairs:
         sweep_tables.write(folder / sweep_pairs.NAME, pairs)
-    latex = sweep_latex.table(means, metric, _title(federation, runs, "means over the seeds"))
+    title = _title(federation, runs, "means over the seeds")
+    latex = sweep_latex.table(means, metric, title, federation.objective.higher)
     atomic_files.write_atomic(folder / sweep_latex.NAME, latex.encode())
     text = "\n".join([*sweep_costs.sentences(_ordered(rows), metric), ""])
     atomic_files.write_atomic(folder / "privacy.txt", text.encode())
@@ -166,7 +166,7 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     for line in [*worse, *sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
         console.print(line)
     if find_spec("pyarrow") is None:
-        console.print(f"no Parquet without pyarrow: {INSTALL}")
+        console.print("no Parquet without pyarrow: pip install pyarrow")
     console.print(
         f"everything is in {folder}: runs.csv, summary.csv, thresholds.csv, paired.csv, "
         "privacy.txt, pictures"

@@ -92,7 +92,8 @@ def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
     ordered = sorted(rows, key=lambda row: int(row["run"]))
     together = {cost.unit: cost.epsilon for cost in sweep_costs.totals(ordered)}
     measured = {name for row in ordered for name in row.get("scores") or ()}
-    names = columns(metric, [name for name in SCORES if name in measured])
+    own = sorted(measured - set(SCORES))
+    names = columns(metric, [name for name in (*SCORES, *own) if name in measured])
     lines = []
     for row in ordered:
         known = row | (row.get("scores") or {})
@@ -138,8 +139,9 @@ def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
             line[name] = interval.mean
             line[f"{name}_low"] = interval.low
             line[f"{name}_high"] = interval.high
-        optional = (f"{metric}_baseline", "below_baseline", *SCORES)
-        means = [name for name in optional if name in rows[0].keys() - line.keys()]
+        optional = (f"{metric}_baseline", "below_baseline")
+        means = [name for name in optional if name in rows[0]]
+        means += [name for name in rows[0] if name not in columns(metric)]
         for name in (*means, *MEASURED):
             line[name] = _mean(done, name)
         lines.append(line)

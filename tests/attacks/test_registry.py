@@ -17,6 +17,7 @@ from securecluster.attacks import registry
 from securecluster.attacks.base import Attack, Guess, Knowledge, Scorer, Truth, View
 from securecluster.attacks.registry import ATTACKS, attack_named, attack_names
 from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Interval, Score, score
+from securecluster.core import installed_packages
 from securecluster.errors import UsageError
 
 
@@ -79,7 +80,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     found = []
     for name, own in classes.items():
         found.append(EntryPoint(name, f"{module.__name__}:{own}", registry.GROUP))
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    monkeypatch.setattr(installed_packages, "points", lambda group: found)
     yield
 
 

@@ -128,6 +128,8 @@ def test_the_report_says_who_saw_what(folder: Path) -> None:
     assert f"{privacy['epsilon']:.4g}" in page
     by_client = epsilon_by_client(run.ledger, privacy["delta"])
     assert len(by_client) == 6
+    different = {f"{epsilon:.4g}" for epsilon in by_client.values()}
+    assert page.count('data-head="ε of each"') == len(different), "a row for clients of one ε"
     assert max(by_client.values()) == privacy["epsilon"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.audits import claim_checks
 from securecluster.audits.claim_checks import check_claim, claim_named, claim_names
 from securecluster.audits.claims import Claim
+from securecluster.core import installed_packages
 from securecluster.data import LabelSwap
 from securecluster.errors import UsageError
 
@@ -96,8 +96,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "MASKED = Claim('x', 'y', 'z', protecion={})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "_GIVEN", {})
+    monkeypatch.setattr(registry, "PARTS", replace(registry.PARTS, kept={}))
+    installed_packages.points.cache_clear()
     yield
+    installed_packages.points.cache_clear()
     sys.modules.pop("outside_claims", None)
 
 
@@ -202,7 +204,7 @@ def test_a_mistake_in_a_claim_is_one_sentence(changes: dict[str, object], senten
 def test_without_any_declaration_it_is_said_where_they_belong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(claim_checks, "entry_points", lambda group: list[EntryPoint]())
+    monkeypatch.setattr(claim_checks, "PARTS", installed_packages.Parts("claim", "of nobody"))
     assert claim_names() == []
     with pytest.raises(UsageError, match="declares claims: declare 'in-sums'"):
         claim_named("in-sums")

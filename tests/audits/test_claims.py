@@ -183,7 +183,6 @@ ELSEWHERE = {
     "nothing is hidden from it": "says what is not hidden",
     "leaves almost nothing hidden": "docs/evidence/nsim.md measures it",
     "#secure-sums-and-encrypted-relevance) hide them": "points to the section",
-    "which `--aggregation secagg` hides": "the claims of secure sums",
     "anything that depends on a client's data": "no message has it",
     "which only the client's local parameter server reads": "who reads what, by transcript",
     "without noise": "the claims of noise",

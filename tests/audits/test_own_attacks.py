@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "own_attacks.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(registry, "_GIVEN", {})
+    monkeypatch.setattr(registry, "PARTS", replace(registry.PARTS, kept={}))
     yield
     sys.modules.pop("own_attacks", None)
 
@@ -106,6 +107,10 @@ def test_one_call_audits_what_was_fitted(
         result = securecluster.audit(run, federation, attacks=["own_attacks:Mine"])
         assert [row["attack"] for row in result.table["attacks"]] == ["mine"]
         assert result.sentences and not result.failed
+        frame = result.to_frame().set_index("on")
+        assert frame.loc["run", "attack"] == "mine"
+        assert frame.loc["run", "score"] == result.tried[0].score.value
+        assert frame.loc["run", "low"] <= frame.loc["run", "score"] <= frame.loc["run", "high"]
         result.show()
         assert "mine" in capsys.readouterr().out
     again = securecluster.audit("fitted", attacks=["mine"])

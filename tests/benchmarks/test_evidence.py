@@ -17,6 +17,8 @@ PAGES = ROOT / "docs" / "evidence"
 RESULTS = ROOT / "benchmarks" / "results"
 MOST_PAGES = 25  # and the list of them
 LONGEST_ANSWER = 90  # words
+MOST_TABLES = 2  # of a page; the rest is in its files
+FILE = re.compile(r"\]\(\.\./\.\./benchmarks/results/([\w/]+\.csv)\)\s+(\(?\S+)")
 QUESTIONS = {
     path.name: path.read_text(encoding="utf-8")
     for path in sorted(PAGES.glob("*.md"))
@@ -67,8 +69,7 @@ def sections(text: str) -> list[str]:
 
 def scripts(text: str) -> list[str]:
     """Return the benchmarks that the commands of a part of a page run."""
-    commands = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return re.findall(r"python -m benchmarks\.([\w.]+)", "".join(commands))
+    return re.findall(r"python -m benchmarks\.([\w.]+)", text)
 
 
 def test_every_page_is_listed_by_its_question() -> None:
@@ -86,22 +87,37 @@ def test_every_page_has_what_it_links_to() -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_page_begins_with_its_question_and_the_answer(name: str) -> None:
+def test_a_page_begins_with_its_question_and_the_answer_in_three_sentences(name: str) -> None:
     question, answer, *_ = QUESTIONS[name].split("\n\n")
     assert re.fullmatch(r"# .+\?", question)
     assert re.match(r"[A-Z\d].*\.$", answer, re.DOTALL) and len(answer.split()) <= LONGEST_ANSWER
+    assert len(re.findall(r"[.!?](?=\s|$)", answer)) <= 3
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_what_was_measured_and_the_command_stand_beside_every_table(name: str) -> None:
+def test_a_page_has_two_tables_at_most_and_says_what_was_measured(name: str) -> None:
     first, *others = sections(QUESTIONS[name])
+    assert QUESTIONS[name].count(evidence.BEGIN) <= MOST_TABLES
     for part in [first, *others]:
-        if evidence.BEGIN not in part:
-            continue
-        # the beginning of a page may say it for all of its sections
-        described = part if "**Measured.**" in part else first + part
-        assert "**Measured.**" in described, f"{name}: {part[:40]}"
-        assert scripts(part) or scripts(first), f"{name}: {part[:40]}"
+        assert evidence.BEGIN not in part or "**Measured.**" in first + part, part[:40]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_page_ends_with_its_files_their_commits_and_the_commands(name: str) -> None:
+    *_, files = sections(QUESTIONS[name])
+    assert files.startswith("Files\n") and all(scripts(item) for item in files.split("\n- ")[1:])
+    listed = dict(FILE.findall(files))
+    assert listed and all(re.match(r"\([\da-f]{8}\)", commit) for commit in listed.values())
+    tables = re.findall(r"^source: (.+)$", QUESTIONS[name], re.MULTILINE)
+    assert {*tables, *(path for path, _ in FILE.findall(QUESTIONS[name]))} == set(listed)
+
+
+def test_no_measurement_lies_there_that_no_page_shows() -> None:
+    there = {str(path.relative_to(RESULTS)) for path in RESULTS.rglob("*.csv")}
+    shown = {path for text in QUESTIONS.values() for path, _ in FILE.findall(text)}
+    assert there - shown == {"golden.csv"}
+    pages = "".join([*QUESTIONS.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
+    assert [path.name for path in RESULTS.rglob("*.png") if path.name not in pages] == []
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

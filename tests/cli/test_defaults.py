@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from commands import exit_of
 
+from securecluster.core import installed_packages
 from securecluster.data import Federation, LabelSwap, Tasks
 from securecluster.data.simulation import Simulation
 from securecluster.protocols import FedAvg, registry
@@ -37,7 +38,7 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
     module.Grouped = Grouped  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     declared = EntryPoint("grouped", f"{module.__name__}:Grouped", registry.GROUP)
-    monkeypatch.setattr(registry, "_declared", lambda: {"grouped": declared})
+    monkeypatch.setattr(installed_packages, "points", lambda group: [declared])
 
 
 @pytest.mark.parametrize(

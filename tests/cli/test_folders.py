@@ -58,7 +58,7 @@ def test_force_leaves_folders_of_others_alone(
     (project / "src" / "thesis.txt").write_text("years of work")
     before = contents(project)
     assert main([*RUN, "--out", str(project), "--force"]) == 2
-    assert "is not a run folder, so --force will not delete it" in capsys.readouterr().err
+    assert "is no run folder and not empty, and nothing deletes it" in capsys.readouterr().err
     assert contents(project) == before
 
 

@@ -158,6 +158,20 @@ def test_a_lone_client_is_parted_only_from_a_cluster() -> None:
     assert without_isolated_client(alpha[:6, :6], two) == two
 
 
+def test_clients_with_few_samples_stay_with_their_cluster() -> None:
+    """Noise shrinks all cosines of a client: without client 0 its cluster is better separated."""
+    truth = [0] * 5 + [1] * 5 + [2] * 5
+    few = [0.5, 0.75, 0.35, 0.6, 0.6, 0.75]
+    reliability = [*few[:2], 0.85, 0.9, 0.95, *few[2:4], 0.8, 0.9, 0.95, *few[4:], 0.85, 0.9, 0.95]
+    alpha = np.where(np.equal.outer(truth, truth), 1.0, 0.5) * np.outer(reliability, reliability)
+    np.fill_diagonal(alpha, 1.0)
+    alone = bipartition(alpha)
+    assert alone.second == (5,)
+    assert separated(alpha).best == (1, 2, 3, 4)
+    found = without_isolated_client(alpha, alone)
+    assert found == (tuple(range(5)), tuple(range(5, 15)), pytest.approx(0.5 * 0.95**2))
+
+
 def test_mean_separation_is_the_gap_of_means_over_pairs() -> None:
     alpha = np.full((6, 6), 0.1)
     alpha[:3, :3], alpha[3:5, 3:5] = 0.6, 0.9

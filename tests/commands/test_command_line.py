@@ -13,7 +13,8 @@ import pytest
 
 from securecluster.cli.main import main
 from securecluster.commands import command_line, options
-from securecluster.commands.command_line import Section
+from securecluster.commands.command_line import SHOWN, Section
+from securecluster.core import installed_packages
 from securecluster.errors import UsageError, in_python
 from securecluster.protocols import registry
 from securecluster.protocols.registry import MODELS, PROTOCOLS, protocol_class
@@ -37,14 +38,16 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("columns", ["80", "200"])
-def test_help_of_a_protocol_is_a_page_that_names_every_option(
+def test_help_of_a_protocol_describes_25_options_in_full_and_names_all(
     name: str, columns: str, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     code, text, _ = said("run", name, "--help")
     assert code == 0
     lines = text.splitlines()
-    assert len(lines) <= 60 and max(map(len, lines)) <= min(100, int(columns))
+    assert max(map(len, lines)) <= min(100, int(columns)) and "…" not in text
+    described, named = text.split("\nmore options")
+    assert len(re.findall("^  --", described, re.MULTILINE)) <= SHOWN and "--batch-size" in named
     for section in options.of_protocol(protocol_class(name)).values():
         for option in fields(section.kind):
             flag = f"--{option.name.replace('_', '-')}"
@@ -106,6 +109,7 @@ def test_each_command_has_help_of_its_own(command: str, words: str, said: Said) 
         ("sweep cfl --noise 0,0.1,1 --clip 1", "--noise takes a number or several, with blanks"),
         ("run cfl --lr -1", "--lr = -1.0 cannot train: --lr is a positive number, --epochs, steps"),
         ("run fedavg --target-epsilon 1 --noise 2 --clip 1", "--noise and --target-epsilon both"),
+        ("run fedavg --epsilon 0", "--target-epsilon = 0.0 is not possible"),
         ("run cfl --aggregation secagg", "take --signature gradient, or take --aggregation plain"),
         ("run ifca --k 0", "--k = 0 clusters cannot be made"),
         ("run cfl --model resnet", "unknown --model 'resnet': did you mean 'resnet9'?"),
@@ -276,5 +280,5 @@ def test_other_packages_protocols_are_listed(monkeypatch: pytest.MonkeyPatch, sa
     from importlib.metadata import EntryPoint
 
     point = EntryPoint("mine", "my_package:Mine", registry.GROUP)
-    monkeypatch.setattr(registry, "_declared", lambda: {"mine": point})
+    monkeypatch.setattr(installed_packages, "points", lambda group: [point])
     assert re.search(r"^mine +see my_package:Mine$", said("list")[1], re.MULTILINE)

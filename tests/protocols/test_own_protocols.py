@@ -16,15 +16,19 @@ import pytest
 
 from securecluster import FedAvg, plan, sweep
 from securecluster.cli.main import main
+from securecluster.core import installed_packages
 from securecluster.data import datasets
+from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
 from securecluster.protocols import registry
 from securecluster.protocols.authoring import protocol
 
 MODULE = """
+from dataclasses import replace
 from typing import ClassVar
 
 from securecluster.protocols.authoring import protocol
+from securecluster.data.datasets import digits
 from securecluster.protocols import FedAvg
 
 
@@ -46,6 +50,11 @@ class Taken(FedAvg):
 
 
 number = 3
+
+
+def few():
+    \"\"\"Return digits under another name.\"\"\"
+    return replace(digits(), name="few")
 """
 SMALL = ["--clients", "4", "--samples", "20", "--rounds", "2", "--epochs", "1", "--quiet"]
 PATH = "own_method:Mine"
@@ -58,10 +67,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv(registry.OWN, "")
+    monkeypatch.setenv(datasets.PARTS.variable, "")
     monkeypatch.setattr(registry, "_KEPT", {})
-    registry._own.cache_clear()
+    installed_packages._given.cache_clear()
     yield tmp_path
-    registry._own.cache_clear()
+    installed_packages._given.cache_clear()
     sys.modules.pop("own_method", None)
 
 
@@ -132,6 +142,39 @@ def test_a_class_of_a_script_does_not_take_a_name_that_is_taken() -> None:
         registry.keep(other)
 
 
+def test_what_a_folder_names_by_a_path_is_not_imported(here: Path) -> None:
+    with pytest.raises(UsageError, match="no folder chooses what is imported"):
+        registry.class_of_folder(PATH)
+    with pytest.raises(UsageError, match="unknown data 'own_method:few'"):
+        Simulation(data="own_method:few").federation()
+    assert "own_method" not in sys.modules
+
+
+def test_a_data_set_of_a_module_has_the_name_of_its_function(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--data", "own_method:few", *SMALL]
+    assert main(["run", "fedavg", *arguments, "--out", "run"]) == 0
+    assert json.loads((here / "run/config.json").read_text())["simulation"]["data"] == "few"
+    assert main(["resume", "run"]) == 0
+    levels = ["--seeds", "1", "--clip", "1", "--noise", "0", "--jobs", "2"]
+    assert main(["sweep", "fedavg", "local", *arguments, *levels, "--out", "swept"]) == 0
+    assert (pd.read_csv(here / "swept/runs.csv")["status"] == "done").all()
+    monkeypatch.setenv(datasets.PARTS.variable, "")
+    assert main(["resume", "run"]) == 2
+    assert main(["run", "fedavg", "--data", "own_method:number", *SMALL]) == 2
+    told = capsys.readouterr().err
+    assert "unknown --data 'few'" in told and "is no function: name one that returns" in told
+
+
+def test_it_is_checked_and_audited(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", PATH, "--only", "repeats"]) == 0
+    assert main(["run", PATH, *SMALL, "--transcript", "full", "--out", "run"]) == 0
+    for command in (["audit", "run", "--attack", "linkage"], ["replay", "run"], ["report", "run"]):
+        assert main(command) == 0
+    assert "1 of 1" in capsys.readouterr().out
+
+
 def a_few_digits() -> datasets.Source:
     """Digits under another name."""
     return replace(datasets.digits(), name="few")
@@ -150,15 +193,11 @@ def test_a_declared_data_set_has_its_name_everywhere(
         EntryPoint(name, f"{__name__}:{function}", datasets.GROUP)
         for name, function in functions.items()
     ]
-    monkeypatch.setattr(datasets, "entry_points", lambda group: points)
+    monkeypatch.setattr(installed_packages, "points", lambda group: points)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    datasets._declared.cache_clear()
-    try:
-        assert main(["run", "fedavg", "--data", "few", *SMALL, "--out", "run"]) == 0
-        assert main(["resume", "run"]) == 0
-        assert json.loads((here / "run/result.json").read_text())["data"] == "few"
-        assert main(["run", "fedavg", "--data", "nothing", *SMALL]) == 2
-        assert "returns no Source" in capsys.readouterr().err
-        assert datasets.source("digits").name == "digits"
-    finally:
-        datasets._declared.cache_clear()
+    assert main(["run", "fedavg", "--data", "few", *SMALL, "--out", "run"]) == 0
+    assert main(["resume", "run"]) == 0
+    assert json.loads((here / "run/result.json").read_text())["data"] == "few"
+    assert main(["run", "fedavg", "--data", "nothing", *SMALL]) == 2
+    assert "returns no Source" in capsys.readouterr().err
+    assert datasets.source("digits").name == "digits"

@@ -11,6 +11,7 @@ import pytest
 
 from securecluster import protocols
 from securecluster.cli.main import main
+from securecluster.core import installed_packages
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.protocols import registry
 
@@ -57,9 +58,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     (site / "outside_protocols.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(site))
-    registry._declared.cache_clear()
+    installed_packages.points.cache_clear()
     yield
-    registry._declared.cache_clear()
+    installed_packages.points.cache_clear()
     sys.modules.pop("outside_protocols", None)
 
 

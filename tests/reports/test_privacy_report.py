@@ -68,7 +68,7 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     assert (privacy["delta"], privacy["unit"], privacy["neighbouring"]) == (
         1e-6,
         "client",
-        "one client blanked, who takes part public",
+        "for one client's data, or blanks in their place; who takes part is public",
     )
     assert privacy["placement"].startswith(placement) and privacy["exact"] == []
     assert privacy["releases"] == [
@@ -88,7 +88,7 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     assert (
         f"{privacy['epsilon']:.4g} at δ = 1e-06" in out
         and "delta of contribute, 2 times, z = 2" in out
-        and "replacing instead" in out
+        and "against any other data" in out
     )
     assert main(["replay", str(tmp_path / "r")]) == 0
 
@@ -125,12 +125,13 @@ def test_examples_are_their_own_unit(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     assert (
         privacy["unit"] == "example"
-        and privacy["neighbouring"] == "one example of one client blanked, n public"
+        and privacy["neighbouring"]
+        == "for one example of one client, or a blank in its place; numbers of examples are public"
         and privacy["accountant"] == "PRV"
     )
     # two rounds of 6 steps at q = 20/40 and z = 1: dp-accounting 0.6 by connected dots
     assert privacy["epsilon_replace"] == pytest.approx(17.9476, abs=0.03)
-    assert f"replacing instead {privacy['epsilon_replace']:.4g}" in out
+    assert f"{privacy['epsilon_replace']:.4g} against any other data" in out
     assert any("taken" in text or "public" in text for text in privacy["assumed"])
     assert "training of contribute, 2 times, z = 1" in out
 
@@ -301,7 +302,8 @@ def test_free_releases_say_why_they_cost_nothing(
     free = [row for row in privacy["releases"] if row["mechanism"] == "free"]
     assert len(free) == len(privacy["free"]) > 0
     assert any(
-        text.startswith("delta of post") and "made of earlier releases, so it costs nothing" in text
+        text.startswith("delta of post")
+        and "computed only from what had left clients before" in text
         for text in privacy["free"]
     )
     assert "free delta of post" in out

@@ -301,9 +301,9 @@ def test_without_predictions_there_are_no_scores_and_a_sentence_says_so() -> Non
     frame = fitted.to_frame("scores")
     assert frame[["accuracy", "accuracy_baseline"]].isna().all(axis=None)
     objective = federation.objective
-    assert study_scores(fitted.kept_, objective)["scores"] == {}
+    assert study_scores(fitted.kept_, objective, {})["scores"] == {}
     fitted.kept_.clients.extra.clear()
-    assert study_scores(fitted.kept_, objective) == {}
+    assert study_scores(fitted.kept_, objective, {}) == {}
     with pytest.raises(UsageError, match="no predictions on test samples"):
         score_rows(fitted.kept_, objective)
 
@@ -317,7 +317,7 @@ def test_clients_without_test_samples_have_no_scores_beside_others_that_do() -> 
     )
     frame = fitted.to_frame("scores")
     assert frame.loc["0"].drop(["cluster", "samples"]).isna().all()
-    found = study_scores(fitted.kept_, federation.objective)
+    found = study_scores(fitted.kept_, federation.objective, {})
     assert found["accuracy_baseline"] == pytest.approx(frame["accuracy_baseline"].mean())
     assert found["scores"]["f1"] == pytest.approx(frame["f1"].mean())
 

@@ -14,7 +14,7 @@ LOCAL = "local: each client adds the noise itself, so it protects from the serve
 
 def said(epsilon: float | None, delta: float = 1e-5, **others: Any) -> str:
     """Return what is said of an ε."""
-    privacy: Any = {"placement": LOCAL, "neighbouring": "one client blanked", **others}
+    privacy: Any = {"placement": LOCAL, "neighbouring": "for one client's data", **others}
     return " ".join(odds.in_words(privacy | {"epsilon": epsilon, "delta": delta}))
 
 
@@ -34,7 +34,7 @@ def test_odds_rise_by_bayes_rule_and_never_to_more_than_one(epsilon: float, befo
         (2.341, {}, "50 in 100) that one client's data, and not blanks, went into this run to 92"),
         (2.341, {}, "the server included, can raise"),
         (2.341, {}, "but for a chance of 1 in 100,000 (δ)"),
-        (2.341, {"neighbouring": "one example of one client blanked"}, "one person's record"),
+        (2.341, {"neighbouring": "for one example of one client"}, "one person's record"),
         (2.341, {"placement": "central: a trusted server"}, "but not the server itself"),
         (2.341, {"placement": "each client adds a share of the noise"}, "reads the secure sums"),
         (20.0, {}, "as good as certainty"),

@@ -41,7 +41,7 @@ def test_a_line_stands_for_each_protocol_at_each_epsilon(outlook: Outlook) -> No
     lines = [(line.protocol, line.epsilon) for line in outlook.forecasts]
     assert lines == [("cfl", 4), ("cfl", math.inf), ("fedavg", 4), ("fedavg", math.inf)]
     assert all(line.runs == 2 and line.rounds == 1 for line in outlook.forecasts)
-    assert outlook.forecasts[0].power == "clusters drowned, training doubtful"
+    assert outlook.forecasts[0].power == "clusters lost in noise, training doubtful"
     assert outlook.forecasts[1].power == "no noise"
     assert "on 1,797 public rows of digits (label-swap, 4 cluster(s))" in outlook.notes[1]
     assert "scores are those of digits" in outlook.notes[2]
@@ -310,8 +310,8 @@ def test_the_command_prints_the_table_and_leaves_files(
         (["cfl", "--samples", "9" * 23], "is not possible: it is a whole number from 2 to"),
         (["cfl", "--clients", "100000", "--samples", "100000"], "give fewer of either"),
         (["cfl", "--rounds", "9" * 23], "is not possible: it is a whole number from 1 to"),
-        (["cfl", "--epsilon", "1e400"], "--epsilon '1e400' is too large: give a smaller number"),
-        (["cfl", "--epsilon", "4", "-1e400"], "--epsilon '-1e400' is too large"),
+        (["cfl", "--epsilon", "1e400"], "--target-epsilon '1e400' is too large: give a"),
+        (["cfl", "--epsilon", "4", "-1e400"], "--target-epsilon '-1e400' is too large"),
         (["cfl", "--lr", "9" * 400], "is too large: give a smaller number"),
         (["cfl", "--label-column", "y"], "are of a CSV file, and public is none"),
         (["cfl", "--public", "mnist", "--label-column", "y"], "are of a CSV file"),

@@ -235,7 +235,9 @@ def test_epsilon_of_a_client_and_of_an_example_share_no_axis() -> None:
         {"CFL", "local training (ε = 0)"},
         {"FedAvg, per example", "local training (ε = 0)"},
     ]
-    assert len(plots.over(means, "noise", ["ari"], {"ari": "ARI"}, runs=runs).axes) == 1
+    noise = plots.over(means, "noise", ["ari"], {"ari": "ARI"}, runs=runs).axes
+    units = [panel.get_xlabel().removesuffix(" (σ by clip norm)") for panel in noise]
+    assert units == [f"noise multiplier z for one {unit}" for unit in ("client", "example")]
 
 
 def test_infinity_stands_beyond_a_break_that_no_line_crosses() -> None:
@@ -285,12 +287,21 @@ def test_a_latex_table_has_units_delta_and_escaped_names() -> None:
     assert r"\caption{my\_data (50 \%), $\varepsilon$ \& $\delta$}" in text
     rows = [line.strip() for line in text.splitlines() if line.endswith(r"\\")]
     assert {line.count("&") for line in rows} == {8}
-    assert (
-        rows[1]
-        == r"CFL & one client & $10^{-5}$ & $\infty$ & 0 & 0.900 & 0.500 & $2\cdot10^{-5}$ & 3 \\"
-    )
+    numbers = r"$\infty$ & 0 & \textbf{0.900} & 0.500 & $2\cdot10^{-5}$ & 3 \\"
+    assert rows[1] == r"CFL & one client & $10^{-5}$ & " + numbers
     assert any(line.startswith("FedAvg, per example & one example & ") for line in rows)
     assert any(line.startswith("local training & nothing released & -- & 0 & ") for line in rows)
+
+
+@pytest.mark.parametrize(("higher", "best"), [(True, "0.700"), (False, "0.600")])
+def test_of_methods_at_one_level_the_best_is_bold(higher: bool, best: str) -> None:
+    rows = [_row(variant=name, accuracy=a, noise=1.0) for name, a in (("cfl", 0.6), ("flhc", 0.7))]
+    rows.append(_row(variant="cfl", accuracy=0.9, noise=0.0))  # has no rival
+    sent = {"up": 1, "down": 1}
+    means = sweep_tables.summary([row | sent for row in rows], "accuracy")
+    text = sweep_latex.table(means, "accuracy", "x", higher)
+    bold = re.findall(r"textbf{([\d.]+)", text)
+    assert bold == [best]  # nor is anything bold in which all are equal
 
 
 def test_a_legend_has_as_many_columns_as_its_texts_leave_room_for() -> None:
@@ -681,7 +692,7 @@ def test_resume_takes_the_jobs_of_the_start_unless_told_otherwise(
     taken: list[Parallel] = []
 
     def none_left(
-        plan: Any, recorded: Sequence[Any], parallel: Parallel, say: Any
+        cells: Any, settings: Any, recorded: Sequence[Any], parallel: Parallel, say: Any
     ) -> Sequence[Any]:
         taken.append(parallel)
         return recorded
@@ -1058,8 +1069,8 @@ def test_a_sweep_is_replaced_by_force_alone_and_is_no_run(
 def test_help_begins_with_the_sweeps_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "cfl", "fedavg", "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.index("--epsilon") < text.index("--rounds")
-    assert "--target-epsilon" not in text
+    assert text.index("--target-epsilon") < text.index("--rounds")
+    assert text.count("--target-epsilon") == 1 and "--epsilon" not in text
     assert main(["sweep", "--help"]) == 0
 
 

@@ -61,8 +61,8 @@ class PrivacyOptions(OptionGroup):
     """
     dp_unit: Annotated[str, OneOf("client", "example")] = "client"
     """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
-    in local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
-    while numbers of samples and who takes part are public
+    in local training); ε bounds how well a run with its data, and one with blanks in their place,
+    can be told apart, while numbers of samples and who takes part are public
     """
     loss_clip: Annotated[float | None, Number(*CLIP_BOUNDS, high_in=True), IN_PYTHON] = None
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
@@ -84,7 +84,8 @@ class PrivacyOptions(OptionGroup):
     """
     target_epsilon: Annotated[float | None, Number(0, low_in=False)] = None
     """before the run starts, find the smallest noise with which the whole run costs at most this ε
-    for a blanked dp_unit; for a replaced one it costs more, which the report states
+    for one dp_unit; ε is stated against blanks in place of its data, and is larger against any
+    other data, which the report states, too
     """
     delta: Annotated[float, Number(0, 1, low_in=False)] = 1e-5
     """δ of (ε, δ)"""

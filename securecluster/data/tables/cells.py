@@ -266,7 +266,7 @@ def mark_faults(marks: Mapping[str, str | None]) -> list[ColumnError]:
     return [ColumnError(subject, "have decimal points and decimal commas", "use one of them")]
 
 
-ADVICE = "drop it (drop_columns), or encode it as numbers"
+ADVICE = "drop it (drop_columns), or take prepare auto, which makes numbers of it"
 
 
 def content(column_type: Any) -> str:
@@ -302,7 +302,7 @@ def _parsed(table: Table, name: str, cells: Any) -> tuple[Any, str | None]:
     code = first(CODE)
     if code is not None:
         text = f"holds codes such as {cells[code].as_py()!r} ({table.place(code)}), whose zeros a "
-        raise ColumnError(subject, f"{text}number would lose", ADVICE)
+        raise ColumnError(subject, f"{text}number would lose", "drop it (drop_columns)")
     mark = None if first(r"\.") is None else POINT
     if first(DECIMAL_COMMA, False) is None and first(",") is not None:
         if first(FRACTION) is None:

@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from typing import ClassVar
 
 import numpy as np
@@ -55,6 +54,7 @@ TYPING_ERROR = 0.85  # likeness of names that differ by a slip; a suffix in comm
 
 # Names of the masks that are registered; `register` adds to them.
 MASKS = ["none", "permutation", "signed-permutation", "rotation", "haar"]
+PARTS = installed_packages.Parts("mask", GROUP, MASKS)
 # Masks that keep each number's magnitude, hence L1 and every norm of coordinates.
 ENTRYWISE = {"none", "permutation", "signed-permutation"}
 _SEED = (
@@ -289,8 +289,7 @@ def register(name: str, make: MakeStage, info: MaskInfo, entrywise: bool = False
 
 def mask_names() -> list[str]:
     """Return the names of all masks: those that are registered, and those that packages declare."""
-    declared = {point.name for point in entry_points(group=GROUP)}
-    return [*MASKS, *sorted(declared - set(MASKS))]
+    return PARTS.names()
 
 
 def check_known(name: str) -> None:
@@ -304,17 +303,14 @@ def check_known(name: str) -> None:
     """
     if name in MASKS:
         return
-    for point in entry_points(group=GROUP):
-        if point.name != name:
-            continue
-        installed_packages.load("mask", point)
-        if name not in MASKS:
-            raise UsageError(
-                f"{installed_packages.declaration('mask', point)}, is not registered there: call "
-                "masks.register with this name in that module"
-            )
-        return
-    raise _unknown(name)
+    if name not in PARTS.declared():
+        raise _unknown(name)
+    declaration, _ = PARTS.loaded(PARTS.point(name))
+    if name not in MASKS:
+        raise UsageError(
+            f"{declaration}, is not registered there: call masks.register with this name in that "
+            "module"
+        )
 
 
 def _unknown(name: str) -> UsageError:

@@ -572,7 +572,7 @@ def test_frames_that_cannot_be_used_are_refused() -> None:
             mixed.drop(columns="ward"),
             {},
             r"the table has 2 faults, column 'city' holds text, .*; column 'day' holds dates, not "
-            r"numbers: drop it \(drop_columns\), or encode it as numbers$",
+            r"numbers: drop it \(drop_columns\), or take prepare auto, which makes numbers of it$",
         ),
         (frame.assign(f0=None), {}, f"column 'f0' of the table has {N} empty cells"),
         (frame, {"label": "labels"}, "unknown column of the table 'labels': did you mean 'label'"),

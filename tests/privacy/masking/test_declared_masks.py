@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from securecluster.cli.main import main
+from securecluster.core import installed_packages
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import masks
 
@@ -42,11 +44,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     (site / "outside_masks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(masks, "MASKS", list(masks.MASKS))
+    monkeypatch.setattr(masks, "MASKS", names := list(masks.MASKS))
+    monkeypatch.setattr(masks, "PARTS", replace(masks.PARTS, own=names))
+    installed_packages.points.cache_clear()
     monkeypatch.setattr(masks, "ENTRYWISE", set(masks.ENTRYWISE))
     for name in ("INFO", "_MAKERS"):
         monkeypatch.setattr(masks, name, dict(getattr(masks, name)))
     yield
+    installed_packages.points.cache_clear()
     sys.modules.pop("outside_masks", None)
 
 

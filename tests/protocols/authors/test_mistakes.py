@@ -21,6 +21,7 @@ from sixth import Client, Found, Mean, Sixth, State
 
 from securecluster import Federation, Rotation, protocols
 from securecluster.cli.main import main
+from securecluster.core import installed_packages
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
@@ -574,7 +575,7 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
     (tmp_path / f"{module}.py").write_text(IMPORTS + text)
     monkeypatch.syspath_prepend(tmp_path)
     declared = EntryPoint("broken", f"{module}:Broken", registry.GROUP)
-    monkeypatch.setattr(registry, "_declared", lambda: {"broken": declared})
+    monkeypatch.setattr(installed_packages, "points", lambda group: [declared])
     small = [
         "--clients",
         "4",

@@ -40,6 +40,10 @@ def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     assert fitted.agreement_["exact"]
     before = next(line["accuracy"] for line in fitted.history_ if line["splits"])
     assert np.mean(fitted.accuracy_) > before + 0.1
+    splits = [split for line in fitted.history_ for split in line["splits"]]
+    theory = fitted.report_fields(fitted.state_)["theory"]
+    assert [entry["members"] for entry in theory] == [len(members) for members, _, _ in splits]
+    assert all(0 < entry["gamma"] <= 1 and entry["allowed"] > 0.5 for entry in theory)
 
 
 @pytest.mark.parametrize("seed", cases.seeds(1, of=3))
@@ -277,5 +281,5 @@ def test_halves_that_are_orthogonal_allow_noise_below_the_root_of_a_half(
 ) -> None:
     state = CFLState([0, 0], PendingUpdates.start(2, fresh=False), ParameterTree.start(2))
     found = heard([0, 1], [0, 1])
-    CFL(gamma_max=gamma_max)._accept(state, found, Bipartition((0,), (1,), 0.0))
+    CFL(gamma_max=gamma_max)._accept(state, found, Bipartition((0,), (1,), 0.0), np.eye(2))
     assert found.sides == (([0], [1]) if split else None)

@@ -18,12 +18,14 @@ from securecluster.clustering.bipartition import bipartition
 from securecluster.errors import UsageError
 from securecluster.protocols.cfl.separation import (
     approximation_noise,
+    assurance,
     cross_bound,
     guaranteed_noise,
     intra_bound,
     is_correct,
     largest_noise,
     noise_cosines,
+    observed_noise,
     separation_gap,
 )
 
@@ -239,3 +241,41 @@ def test_what_the_theorem_does_not_cover_is_refused() -> None:
         cross_bound([0.1, 0.1], 2, [0, 0])
     with pytest.raises(UsageError, match="gradient is zero"):
         approximation_noise([[1.0, 0.0]], [[0.0, 0.0]], [0])
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 2.0])
+def test_observed_noise_is_the_sine_of_the_angle_to_the_true_gradient(noise: float) -> None:
+    """Of clients of several lengths, which no cosine depends on."""
+    rng = np.random.default_rng(0)
+    truth = [i % 3 for i in range(60)]
+    true = rng.normal(size=(3, 4000))
+    true /= np.linalg.norm(true, axis=1, keepdims=True)
+    own = noise * rng.uniform(0.5, 1.0, size=(60, 1))
+    rows = true[truth] + own * rng.normal(size=(60, 4000)) / np.sqrt(4000)
+    rows *= rng.uniform(0.1, 10, size=(60, 1))
+    along = (rows * true[truth]).sum(1) / np.linalg.norm(rows, axis=1)
+    found = observed_noise(cosines(rows), truth)
+    np.testing.assert_allclose(found, np.sqrt(1 - along**2), atol=0.06)
+    assert np.isnan(observed_noise(cosines(rows), range(60))).all()
+
+
+def test_an_assured_split_is_right_and_noise_of_privacy_assures_less() -> None:
+    rng = np.random.default_rng(1)
+    assured = 0
+    for _ in range(60):
+        truth = [i % 3 for i in range(15)]
+        true = rng.normal(size=(3, 200))
+        true -= true.mean(0)
+        scale = rng.uniform(0.1, 2.0) * np.linalg.norm(true, axis=1).mean() / np.sqrt(200)
+        alpha = cosines(true[truth] + scale * rng.normal(size=(15, 200)))
+        sides = bipartition(alpha)
+        entry = assurance(alpha, truth, sides.cross_max, 0.0, 2)
+        if entry["gamma"] < entry["allowed"]:
+            assured += 1
+            assert is_correct(sides.first, sides.second, truth)
+            assert "it is right if" in entry["sentence"]
+        noisy = assurance(alpha, truth, sides.cross_max, 3.0, 2)
+        assert noisy["gamma"] > max(entry["gamma"], 0.9)
+        assert "ν = 3.00 of privacy" in noisy["sentence"]
+        assert entry["clusters"] == 3 and entry["guaranteed"] == guaranteed_noise(3)
+    assert 10 < assured < 60

@@ -229,7 +229,7 @@ def test_remedies_do_what_they_say(protocol: Any, digits: Federation) -> None:
 def test_what_carries_needs_no_remedy(digits: Federation) -> None:
     check = power_check(CFL(**CLIENT, noise=0.001), digits)
     assert check is not None
-    assert check.summary == "clusters carries, training carries"
+    assert check.summary == "clusters fine, training fine"
     assert check.remedies == ()
     assert check.warning is None
 
@@ -296,5 +296,5 @@ def test_sweeps_have_a_column_of_verdicts() -> None:
     options = {"data": "digits", "clients": 8, "samples": 40}
     swept = sweep([CFL(**CLIENT)], noise=[0.0, 1.0], seeds=1, **options)
     found = dict(zip(swept["noise"], swept["power"], strict=True))
-    assert found[1.0] == "clusters drowned, training doubtful"
+    assert found[1.0] == "clusters lost in noise, training doubtful"
     assert swept["power"].isna().tolist() == [True, False]

@@ -155,7 +155,7 @@ def test_torchvision_is_missing_or_broken(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "torchvision.models", None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"pip install 'securecluster\[vision\]'"):
+    with pytest.raises(UsageError, match="pip install torchvision torch=="):
         build("resnet18", (3, 16, 12), SEED)
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(

@@ -175,10 +175,29 @@ def test_three_models_are_one_cluster(m: int) -> None:
 def test_a_lone_model_joins_the_nearest_cluster_and_hides_none() -> None:
     means = np.array([[0.4, 3, 2], [3, 0.4, 4], [2, 4, 0.4]])
     truth = [0] * 5 + [1] * 5 + [2]
-    labels = cluster_without_threshold(
+    found = cluster_without_threshold(
         losses(np.random.default_rng(0), means, truth), 2, squared=False
-    ).labels
-    assert labels == [0] * 5 + [1] * 5 + [0]
+    )
+    assert found.labels == [0] * 5 + [1] * 5 + [0]
+    assert found.aside == (10,)
+
+
+@pytest.mark.parametrize("distance", [2.3, 3.5, 9.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_one_odd_model_hides_no_two_clusters_of_three(seed: int, distance: float) -> None:
+    """As of a client with random labels, or with features of zeros."""
+    means = np.array([[0.5, 3.9, distance], [3.9, 0.5, distance], [distance, distance, 1.5]])
+    rng = np.random.default_rng(seed)
+    found = cluster_without_threshold(
+        losses(rng, means, [0, 1, 0, 0, 1, 1, 2], noise=0.05), 2, squared=False
+    )
+    assert found.labels[:6] == [0, 1, 0, 0, 1, 1]
+    assert found.aside == (6,)
+    assert 0.5 < found.threshold < 3.9
+    alike = cluster_without_threshold(
+        losses(rng, means, [0] * 6 + [2], noise=0.05), 2, squared=False
+    )
+    assert alike.labels == [0] * 7 and not alike.aside
 
 
 def test_clusters_have_as_many_models_as_they_must() -> None:

@@ -27,6 +27,7 @@ from securecluster.protocols.srfca.model_distance import (
     pairwise_l2,
 )
 from securecluster.protocols.srfca.server import (
+    Graph,
     SRFCAState,
     average_trimmed,
     cluster_models,
@@ -399,3 +400,18 @@ def test_the_noise_of_both_models_is_taken_off_their_squared_distance() -> None:
     expected = np.sqrt([[0, 25 - 8, 0], [25 - 8, 0, 18 - 8], [0, 18 - 8, 0]])
     np.testing.assert_allclose(pairwise_l2(rows, 4.0), expected, rtol=1e-6)
     assert pairwise_l2(rows, 0.0)[0, 1] == 5
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_theory_has_the_distances_within_and_across_first_clusters_beside_lambda(odd: int) -> None:
+    distance = torch.tensor(
+        [[9.0, 1, 4, 5, 7], [1, 9, 6, 4, 7], [4, 6, 9, 2, 7], [5, 4, 2, 9, 3], [7, 7, 7, 3, 9]]
+    )
+    graph = Graph([2, 3, 5, 7, 8], torch.zeros(4), 2.8, distance, [0, 0, 1, 1, 1], [4] * odd)
+    entry = graph.theory()
+    assert entry is not None
+    assert (entry["within"], entry["across"]) == ((2.0, 4.0) if odd else (7.0, 4.0))
+    assert ("every λ between them" in entry["sentence"]) == bool(odd)
+    assert entry["aside"] == [8] * odd
+    assert ("3 apart from all others: client 8" in entry["sentence"]) == bool(odd)
+    assert dataclasses.replace(graph, labels=[0] * 5).theory() is None

@@ -91,8 +91,8 @@ def test_a_declared_relay_runs_resumes_replays_and_is_in_the_report(tmp_path: Pa
     conformance.check_replay(conformance.example(make, federation))
     views = section(resumed.result_)["query_view"]
     (relayed,) = (view for view in views if "rows of single clients" in view)
-    assert "their mean" in relayed and "every client undoes" in relayed
-    assert "rows of hear_relayed" in relayed
+    assert "their mean" in relayed and "every client can take off" in relayed
+    assert "sent as rows with hear_relayed" in relayed
 
 
 @pytest.mark.parametrize("name", ["cfl", "cfl compress", "rdpcfl"])
@@ -110,9 +110,12 @@ def test_an_average_over_the_one_client_that_replied_is_no_alarm(name: str, mask
     ("protocol_name", "sentence"),
     [
         ("srfca sealed", "rows of single clients: their delta, sealed, which every client that"),
-        ("srfca", "rows of single clients: their delta, under the mask, which every client undoes"),
+        (
+            "srfca",
+            "rows of single clients: their delta, under a mask that every client can take off",
+        ),
         ("oneshot", "rows of single clients: their vectors, sealed"),
-        ("fedavg", "averages of delta, under the mask, which every client undoes (means of"),
+        ("fedavg", "averages of delta, under a mask that every client can take off (sent as means"),
         ("cfl", "over one client it is that client's own"),
     ],
 )
