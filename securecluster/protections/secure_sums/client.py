@@ -74,7 +74,9 @@ if TYPE_CHECKING:
 
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
-KEPT_SEALS = 4096  # of pairs, in memory: of all neighbours of a client on a machine of its own
+# seals of pairs in memory: of all neighbours of a client on a machine of its own, and of a thousand
+# clients in one process
+KEPT_SEALS = 1 << 17
 
 
 class SecureSumService(ClientHalf):
