@@ -49,10 +49,14 @@ Kernel = Callable[
 
 
 class Usage:
-    """Numbers that numpy has drawn in this process, which tell whether compiling pays."""
+    """Numbers that numpy has drawn in this process, which tell whether compiling pays.
 
-    def __init__(self) -> None:
-        self._numbers = 0
+    Args:
+        numbers: drawn before.
+    """
+
+    def __init__(self, numbers: int = 0) -> None:
+        self._numbers = numbers
 
     def pays(self, numbers: int) -> bool:
         """Return whether numbers are drawn by the compiled function; else count them.

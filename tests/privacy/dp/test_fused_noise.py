@@ -13,13 +13,6 @@ from securecluster.privacy.dp.grid_noise import GridNoise
 SEEDS = [hashlib.sha256(bytes([k])).digest() for k in range(3)]
 
 
-class Always(fused_noise.Usage):
-    """Compiles at once."""
-
-    def pays(self, numbers: int) -> bool:
-        return True
-
-
 def noised(widths: list[int], grid: list[float], sigma: list[float]) -> list[torch.Tensor]:
     noise = GridNoise(SEEDS)
     draw = torch.Generator().manual_seed(0)
@@ -45,7 +38,7 @@ def test_both_draw_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = [7001, 1, 2, 2999]
     plain = noised(widths, grid, sigma)
     monkeypatch.setattr(grid_noise, "rounded", counted)
-    monkeypatch.setattr(fused_noise, "usage", Always())
+    monkeypatch.setattr(fused_noise, "usage", fused_noise.Usage(fused_noise.WORTH))
     fused = noised(widths, grid, sigma)
     for one, other in zip(plain, fused, strict=True):
         assert torch.equal(one, other)
