@@ -310,6 +310,10 @@ class Guess:
     quantity: str
     values: Mapping[Any, Any]
     details: Mapping[str, Any] = field(default_factory=dict)
+    # (truth, result) of `once`, by what was computed
+    _kept: dict[Any, tuple[Truth, Any]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     @property
     def listed(self) -> list[Any]:
@@ -323,6 +327,21 @@ class Guess:
             others: one thing for each subject.
         """
         return zip(self.values.values(), others, strict=True)
+
+    def once(self, truth: Truth, what: Any, compute: Callable[[], Any]) -> Any:
+        """Return what scorers compute of this guess and a truth, which is computed once.
+
+        The shuffles of every score need the same comparison of samples.
+
+        Args:
+            truth: of the run.
+            what: name of the result.
+            compute: returns it; nobody changes it in place.
+        """
+        known = self._kept.get(what)
+        if known is None or known[0] is not truth:
+            known = self._kept[what] = (truth, compute())
+        return known[1]
 
 
 class Scorer(ABC):

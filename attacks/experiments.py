@@ -44,7 +44,7 @@ PROTECTION = (
     "clip", "noise", "placement", "dp_unit", "loss_clip", "loss_noise", "target_epsilon",
     "signature_noise", "sum_bound", "cohort_size", "gram_noise", "gram_mechanism", "relevance",
     "relevance_release", "exact_weights", "cluster_noise", "scale_noise", "least_members",
-    "least_choosers",
+    "least_choosers", "lost", "colluding",
 )  # fmt: skip
 # those whose defaults protect
 OPEN = {"mask": "none", "layer_mask": "none", "sealed": False, "aggregation": "plain"}

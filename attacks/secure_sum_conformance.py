@@ -35,6 +35,7 @@ from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.masking.pads import KEY, KeyPair
 from securecluster.protections.secure_sums import client as sum_client
+from securecluster.protections.secure_sums import graph as sum_graphs
 from securecluster.protections.secure_sums import shamir
 from securecluster.protections.secure_sums.double_mask import SumContext, commitment, coordinate
 from securecluster.protections.secure_sums.messages import LostMembers
@@ -548,7 +549,7 @@ def _opened(server: LyingServer, numbers: Mapping[int, int]) -> Probed:
     call = server.call(SUM_METHOD, 0)
     run = call.config.encode()
     public = dict.fromkeys(EVERYONE, b"")
-    threshold = sum_client.sum_graph(run, EVERYONE, public, MINIMUM).threshold
+    threshold = sum_client.sum_graph(run, EVERYONE, public, sum_graphs.Plan(MINIMUM)).threshold
     if len(numbers) < threshold:
         short = f"{len(numbers)} shares of the seed of client 0 were revealed, and it takes"
         return Probed(None, FrameError(f"{short} {threshold}"))

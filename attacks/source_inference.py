@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from securecluster.attacks.arrays import Array, sample_keys
@@ -47,6 +49,13 @@ class OwnersFound(Scorer):
 
     def _owned(self, guess: Guess, truth: Truth) -> tuple[Array, Array]:
         """Return the guessed and the true owners of the candidates that a client owns."""
+        owned: tuple[Array, Array] = guess.once(
+            truth, "owners", partial(self._compared, guess, truth)
+        )
+        return owned
+
+    def _compared(self, guess: Guess, truth: Truth) -> tuple[Array, Array]:
+        """Return what `_owned` does."""
         # A sample that several clients hold counts as the last one's, which is rare in images.
         owner_of = {}
         for client, shard in enumerate(truth.federation.shards):

@@ -267,12 +267,16 @@ class SampleMembership(Detection):
 
     def answers(self, guess: Guess, truth: Truth, client: int) -> Array:
         """Return for each candidate True if it is among the client's samples, (candidates,)."""
-        # samples are equal if their bytes are; converting types first makes these comparable
-        samples = truth.federation.shards[client].x
-        training = set(sample_keys(samples))
-        candidates = np.asarray(guess.details["candidates"]).astype(samples.dtype)
-        answers = [key in training for key in sample_keys(candidates)]
-        return np.asarray(answers)
+
+        def compared() -> Array:
+            # samples are equal if their bytes are; converting types first makes these comparable
+            samples = truth.federation.shards[client].x
+            training = set(sample_keys(samples))
+            candidates = np.asarray(guess.details["candidates"]).astype(samples.dtype)
+            return np.asarray([key in training for key in sample_keys(candidates)])
+
+        answers: Array = guess.once(truth, ("samples", client), compared)
+        return answers
 
 
 class MembershipAtLowRate(SampleMembership):

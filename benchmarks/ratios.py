@@ -32,6 +32,7 @@ from benchmarks.costs import own_data, protected_rounds, server_scale, speed, te
 from benchmarks.grid import script_parser
 from securecluster.core.devices import cpu_threads
 from securecluster.privacy.masking.masks import build
+from securecluster.protocols import FedAvg
 
 NAME = "ratios"
 FACTOR = 2.0  # times its reference, from which a ratio is too large
@@ -39,6 +40,8 @@ REPEATS = 5
 MASKED_MODEL = "mlp-200"
 MASKS = ("permutation", "rotation")
 RUNS = 3  # of a whole default run
+RUNS_OF_MANY = 2  # of a run of many clients
+TINY: Mapping[str, Any] = {"model": "linear", "epochs": 1, "batch_size": 4}
 CLIENTS_OF_DPSGD = 4
 ROWS, CLIENTS_OF_ROWS = 500_000, 500  # of a table
 FEW_CLIENTS, MANY_CLIENTS = 1000, 4000
@@ -98,6 +101,42 @@ def secure_sums() -> list[float]:
     return [shortest["secagg"] / shortest["plain"]]
 
 
+def secure_round(model: str, clients: int) -> list[float]:
+    """Return the time of a round with secure sums over that of one with plain sums.
+
+    Args:
+        model: a network's name.
+        clients: how many.
+    """
+    shortest = protected_rounds.secure_sums(model, RUNS_OF_MANY, clients)
+    return [shortest["secagg"] / shortest["plain"]]
+
+
+def neighbouring_sizes() -> list[float]:
+    """Return the time of a run with secure sums of 200 clients over that of 202."""
+    times = []
+    for clients in (200, 202):
+        run = FedAvg(rounds=2, aggregation="secagg", **TINY)
+        times.append(min(protected_rounds.whole_run(run, clients)[0] for _ in range(RUNS_OF_MANY)))
+    return [times[0] / times[1]]
+
+
+def key_bytes() -> list[float]:
+    """Return the bytes of keys that each of 420 clients is sent, over those of 210."""
+    shares = []
+    for clients in (420, 210):
+        run = FedAvg(rounds=1, aggregation="secagg", **TINY)
+        _, counted = protected_rounds.whole_run(run, clients)
+        shares.append(counted["by_message"]["sum_keys"]["down"] / clients)
+    return [shares[0] / shares[1]]
+
+
+def exact_noise() -> list[float]:
+    """Return the time of exact noise over that of torch's Gaussians, added alike."""
+    shortest = protected_rounds.noise(20, 50_890, REPEATS)
+    return [shortest["exact"] / shortest["randn"]]
+
+
 def norms() -> list[float]:
     """Return the time of the check of the updates' norms over that of training them."""
     shortest = protected_rounds.norms(REPEATS)
@@ -154,6 +193,15 @@ MEASURES: Mapping[tuple[str, ...], Callable[[], Sequence[float]]] = {
     ): masks,
     ("DP-SGD with exact noise, over opacus",): dp_sgd,
     ("a round with secure sums, over one with plain sums",): secure_sums,
+    ("a round with secure sums of 30 clients' 159,010 numbers, over a plain one",): partial(
+        secure_round, "mlp-200", 30
+    ),
+    ("a round with secure sums of 100 clients' 25,450 numbers, over a plain one",): partial(
+        secure_round, "mlp-32", 100
+    ),
+    ("a run with secure sums of 200 clients, over 202",): neighbouring_sizes,
+    ("bytes of keys sent to each of 420 clients, over 210",): key_bytes,
+    ("exact noise, over torch.randn",): exact_noise,
     ("the check of updates' norms, over their training",): norms,
     (
         "a client's key agreement among 4,000 clients, over among 1,000",
@@ -213,6 +261,12 @@ def read_references() -> dict[str, float]:
     return {row["ratio"]: float(row["reference"]) for row in table.read(path)}
 
 
+def _with_others(ratios: Mapping[str, float]) -> dict[str, float]:
+    """Return ratios and the references of those that were not measured, in the table's order."""
+    known = read_references() | dict(ratios)
+    return {name: known[name] for names in MEASURES for name in names if name in known}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print the ratios; check them, or write them.
 
@@ -226,6 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--check", action="store_true", help="return 1 where a ratio is too large")
     choice.add_argument("--update", action="store_true", help="write the references")
+    parser.add_argument("--only", default="", help="measure or check ratios of such names alone")
     options = parser.parse_args(argv)
     references = {} if options.update else read_references()
     limits = {}
@@ -236,14 +291,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"  # of the commands
     ratios: dict[str, float] = {}
     with cpu_threads(1):
-        for names, measure in MEASURES.items():
+        chosen = [names for names in MEASURES if any(options.only in name for name in names)]
+        for names in chosen:
+            measure = MEASURES[names]
             measured_ratios = measured(names, measure, limits)
             for name, ratio in measured_ratios.items():
                 print(
                     f"{ratio:8.3f} (reference {references.get(name, 'none')}): {name}", flush=True
                 )
             ratios |= measured_ratios
+    if options.only:
+        references = {name: references[name] for name in ratios if name in references}
     if options.update:
+        ratios = _with_others(ratios)
         rows = [{"ratio": name, "reference": f"{ratio:.3g}"} for name, ratio in ratios.items()]
         print(table.write(NAME, rows))
     if not options.check:

@@ -13,6 +13,7 @@ records of a cluster's clients it was trained on, by how small their loss is und
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,19 +146,23 @@ class ClusterMembership(Detection):
 
     def _tables(self, guess: Guess, truth: Truth) -> list[Array]:
         """Return by cluster scores and answers, (records, 2)."""
-        candidates = np.asarray(guess.details["candidates"])
         tables = []
         for cluster in self.chosen(guess):
-            shards = [truth.federation.shards[i] for i in guess.details[MEMBERS][cluster]]
-            dtype = np.asarray(shards[0].x).dtype
-            keys = sample_keys(candidates.astype(dtype))
-            trained = {key for shard in shards for key in sample_keys(np.asarray(shard.x))}
-            held_out = {key for shard in shards for key in sample_keys(np.asarray(shard.x_test))}
-            own = np.asarray([key in trained or key in held_out for key in keys], dtype=bool)
-            answers = np.asarray([key in trained for key in keys], dtype=bool)
+            answered = partial(self._answered, guess, truth, cluster)
+            own, answers = guess.once(truth, ("records of a cluster", cluster), answered)
             if own.any():
                 tables.append(scored_answers(guess.values[cluster][own], answers[own]))
         return tables
+
+    def _answered(self, guess: Guess, truth: Truth, cluster: int) -> tuple[Array, Array]:
+        """Return which candidates clients of a cluster hold, and which they train on."""
+        shards = [truth.federation.shards[i] for i in guess.details[MEMBERS][cluster]]
+        candidates = np.asarray(guess.details["candidates"])
+        keys = sample_keys(candidates.astype(np.asarray(shards[0].x).dtype))
+        trained = {key for shard in shards for key in sample_keys(np.asarray(shard.x))}
+        held_out = {key for shard in shards for key in sample_keys(np.asarray(shard.x_test))}
+        own = np.asarray([key in trained or key in held_out for key in keys], dtype=bool)
+        return own, np.asarray([key in trained for key in keys], dtype=bool)
 
 
 class OfOneSize(ClusterMembership):

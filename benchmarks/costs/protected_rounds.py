@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.costs import speed
+from benchmarks.costs import server_scale, speed
 from benchmarks.costs.recurrent import batched_round, no_tests
 from benchmarks.table import UNRECORDED
 from securecluster import Federation
 from securecluster.messaging.bounds import too_long
-from securecluster.protocols import FedAvg
+from securecluster.privacy.dp import fused_noise
+from securecluster.privacy.dp.grid_noise import GridNoise
+from securecluster.protocols import ClusteringProtocol, FedAvg
 from securecluster.training.dp_sgd import DPSGDState
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -133,16 +135,55 @@ def dp_sgd(clients: int, repeats: int) -> dict[str, float]:
     return least(tasks, repeats)
 
 
-def secure_sums(model: str, repeats: int) -> dict[str, float]:
+def noise(rows: int, d: int, repeats: int) -> dict[str, float]:
+    """Return the milliseconds of adding exact noise to rows, and inexact Gaussians of torch.
+
+    Args:
+        rows: how many.
+        d: numbers of each.
+        repeats: timed executions of each.
+    """
+    table = torch.zeros(rows, d)
+    seeds = [Keys().seed(k, "noise", 0) for k in range(rows)]
+    # as in a long run
+    usage = fused_noise.usage
+    fused_noise.usage = fused_noise.Usage(fused_noise.WORTH)
+    try:
+        return least(
+            {
+                "exact": lambda: GridNoise(seeds).add_to(table, [2.0**-20] * rows, [0.1] * rows),
+                "randn": lambda: table.add_(torch.randn(rows, d)),
+            },
+            repeats,
+        )
+    finally:
+        fused_noise.usage = usage
+
+
+def whole_run(protocol: ClusteringProtocol, clients: int) -> tuple[float, dict[str, Any]]:
+    """Return the processor seconds of a run of clients with few samples, and its bytes.
+
+    Args:
+        protocol: what is run.
+        clients: how many.
+    """
+    federation = server_scale.few_samples(clients)
+    start = time.process_time()
+    fitted = protocol.fit(federation, replace(UNRECORDED, threads=1))
+    return time.process_time() - start, fitted.bytes_
+
+
+def secure_sums(model: str, repeats: int, clients: int = CLIENTS_OF_SUMS) -> dict[str, float]:
     """Return the milliseconds of a round without those of the first, by the aggregation.
 
     Args:
         model: name of the network.
         repeats: timed runs of each aggregation.
+        clients: how many.
     """
     draw = np.random.default_rng(0)
     arrays = {}
-    for k in range(CLIENTS_OF_SUMS):
+    for k in range(clients):
         images = draw.random((20, 1, 28, 28), dtype=np.float32)
         arrays[f"c{k}"] = (images, draw.integers(0, 10, 20))
     federation = Federation.from_arrays(arrays, test=no_tests(arrays), seed=0)

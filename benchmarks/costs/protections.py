@@ -34,7 +34,7 @@ from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.protections.key_exchange import SumKey, SumKeys
 from securecluster.protections.secure_sums.double_mask import ClientMasks, SumContext
-from securecluster.protections.secure_sums.graph import Graph, build_graph
+from securecluster.protections.secure_sums.graph import Graph, Plan, build_graph
 from securecluster.protections.secure_sums.messages import (
     BOX,
     RelayedBoxes,
@@ -81,7 +81,7 @@ class Member:
 
     def __init__(self, members: int) -> None:
         self.members = members
-        self.graph: Graph = build_graph(range(members), b"seed", minimum=2)
+        self.graph: Graph = build_graph(range(members), b"seed", Plan(2))
         group = tuple(range(members))
         self.context = SumContext(RUN, "contribute", 1, 0, group, self.graph.threshold)
         self.pairs = [pads.KeyPair(key(k)) for k in range(members)]

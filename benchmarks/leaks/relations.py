@@ -24,7 +24,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +60,7 @@ from securecluster.privacy.gradient_signatures import (
     Projected,
     ResidualCoordinates,
 )
-from securecluster.protections.secure_sums.graph import least_survivors
+from securecluster.protections.secure_sums.graph import Plan
 from securecluster.protocols import CFL
 from securecluster.protocols.common.comparison.gradient_signatures import SignatureRelease
 from securecluster.protocols.common.comparison.gram_mechanism import REPLACE as REPLACE_GRAM
@@ -76,7 +75,7 @@ from securecluster.runtime.call_context import outside_run
 Array = NDArray[np.float64]
 MINIMUM = 2  # members of the smallest sum
 # of which a secure sum is unmasked, by its members
-SURVIVORS = partial(least_survivors, minimum=MINIMUM)
+SURVIVORS = Plan(MINIMUM).least_survivors
 PRESENT = "present"
 BLANKED = "blanked"
 REPLACED = "replaced"

@@ -54,7 +54,7 @@ def section(audit: Audit, clients: int, guarantee: str, facts: Sequence[tuple[st
     made = [
         *facts,
         ("audited", f"{audit.made:%Y-%m-%d %H:%M} UTC, with securecluster {audit.version}"),
-        ("time", f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"),
+        ("time", f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s of a processor"),
     ]
     return html.section(
         HEADING,

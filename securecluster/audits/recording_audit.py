@@ -84,7 +84,7 @@ def audit_recording(
         partitions: by id of a node, the position of its data in the federation; or the folder of
             recordings of clients, which tell it. None takes it from metrics called "partition-id".
         adversary: whose view: "server", "wire" or "client:NODE".
-        budget: seconds; what does not fit is skipped, and named.
+        budget: processor seconds; what does not fit is skipped, and named.
         attacks: names of attacks; None for all registered ones.
 
     Raises:
@@ -134,7 +134,7 @@ def _finding(attack: Attack, target: RecordedTarget, clock: Clock) -> Finding:
     """Return what one attack achieves; a mistake of the attack is a finding, too."""
     if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
-    start = time.monotonic()
+    start = time.process_time()
     guess: Guess | None = None
     truth: Truth | None = None
     result: Score | None = None
@@ -151,7 +151,8 @@ def _finding(attack: Attack, target: RecordedTarget, clock: Clock) -> Finding:
     except Exception as error:
         reason = failure(error)
         trace = traceback_of(error)
-    return Finding(attack.name, result, reason, time.monotonic() - start, guess, truth, trace=trace)
+    seconds = time.process_time() - start
+    return Finding(attack.name, result, reason, seconds, guess, truth, trace=trace)
 
 
 def _tried(

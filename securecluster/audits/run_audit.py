@@ -89,7 +89,8 @@ if TYPE_CHECKING:
 
     from securecluster.data.federation import Federation
 
-BUDGET = 180.0  # seconds
+BUDGET = 180.0  # processor seconds
+WAITING = 10.0  # times as long by the clock on the wall, where an attack may wait
 LEFT_FOR_ALL = 2 / 3  # of the time that the twin without all protections may take
 LEAVING = 16  # clients without each of which a run is repeated, for sums that differ in one client
 KNOWN = 8  # test samples of each client that the adversary has
@@ -242,20 +243,20 @@ class OutOfTime(BaseException):
 
 
 class Clock:
-    """Time of an audit.
+    """Time of an audit, in processor seconds of this process: other work changes no verdict.
 
     Args:
-        budget: seconds that it may take.
+        budget: processor seconds that it may take.
     """
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
-        self._start = time.monotonic()
+        self._start = time.process_time()
 
     @property
     def elapsed(self) -> float:
-        """Return the seconds since the start."""
-        return time.monotonic() - self._start
+        """Return the processor seconds since the start."""
+        return time.process_time() - self._start
 
     @property
     def left(self) -> float:
@@ -266,8 +267,9 @@ class Clock:
     def limit(self) -> Iterator[None]:
         """Raise OutOfTime in this context when the budget is used up.
 
-        Signals reach the main thread only, and not every system has this one. Elsewhere an attack
-        that has begun goes on to its end.
+        An attack that waits uses no processor: it ends after `WAITING` times as long by the clock
+        on the wall. Signals reach the main thread only, and not every system has these. Elsewhere
+        an attack that has begun goes on to its end.
         """
         possible = hasattr(signal, "setitimer") and (
             threading.current_thread() is threading.main_thread()
@@ -275,13 +277,21 @@ class Clock:
         if not possible or math.isinf(self.budget):
             yield
             return
-        before = signal.signal(signal.SIGALRM, _out_of_time)
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, self.left))
+        left = max(0.001, self.left)
+        timers = {
+            signal.SIGPROF: (signal.ITIMER_PROF, left),
+            signal.SIGALRM: (signal.ITIMER_REAL, WAITING * left),
+        }
+        before = {number: signal.signal(number, _out_of_time) for number in timers}
+        for timer, seconds in timers.values():
+            signal.setitimer(timer, seconds)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            for timer, _ in timers.values():
+                signal.setitimer(timer, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _out_of_time(number: int, frame: Any) -> None:
@@ -344,7 +354,7 @@ def audited(
         run: a folder, what `open_run` returns of it, or the object that was fitted in it.
         federation: its clients.
         adversary: whose view is attacked; a text as `audit --as` takes it.
-        budget: seconds; what does not fit is skipped, and named.
+        budget: processor seconds; what does not fit is skipped, and named.
         attacks: names of attacks; None for all registered ones.
         note: called with a sentence on what is going on.
         progress: show a bar of the attacks that are done; None as `audit` takes it.
@@ -413,7 +423,7 @@ def audit(
         federation: the clients; None makes those of a simulation again.
         adversary: whose view: "server", "authority", "wire" or "client:NAME".
         helpers: who colludes, as "client:3,client:5"; None for nobody.
-        budget: seconds; what does not fit is skipped, and named.
+        budget: processor seconds; what does not fit is skipped, and named.
         attacks: names of attacks, or "module:Class" of others; None for all registered ones.
         progress: show a bar of the attacks that are done, and the time left. None shows it in
             notebooks and at the prompt of a terminal only.
@@ -799,13 +809,13 @@ def _attacked(
     """
     if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
-    start = time.monotonic()
+    start = time.process_time()
     try:
         with clock.limit():
             return finding_of(attack, fitted, target.federation, target.adversary, taps)
     except OutOfTime:
         reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
-    return Finding(attack.name, None, reason, time.monotonic() - start)
+    return Finding(attack.name, None, reason, time.process_time() - start)
 
 
 def finding_of(
@@ -824,7 +834,7 @@ def finding_of(
         adversary: whose view is attacked.
         taps: the run's replies before protection, for scorers that compare with them.
     """
-    start = time.monotonic()
+    start = time.process_time()
     guess: Guess | None = None
     truth: Truth | None = None
     result: Score | None = None
@@ -847,7 +857,7 @@ def finding_of(
         # an installed package's attack must not end the audit of all others
         reason = failure(error)
         trace = traceback_of(error)
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     if result is None:
         return Finding(attack.name, None, reason, seconds, trace=trace)
     return Finding(attack.name, result, "", seconds, guess, truth)
@@ -873,7 +883,7 @@ def _bounded(
         clock: of this audit.
         repetitions: by the kind of releases, those that were made already.
     """
-    start = time.monotonic()
+    start = time.process_time()
     protocol = target.run.protocol
     config = target.run.config["network"]
     result: Score | None = None
@@ -906,7 +916,7 @@ def _bounded(
     except Exception as error:
         reason = failure(error)
         trace = traceback_of(error)
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     return Finding(
         attack.name, result, reason, seconds, claimed=claimed, trace=trace, twins=further
     )

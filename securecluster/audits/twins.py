@@ -15,7 +15,7 @@ CLIP = "a clip"
 OPTIONS = {
     MASK: ("mask", "layer_mask"),
     SEALS: ("sealed",),
-    SUMS: ("aggregation", "cohort_size", "sum_bound", "least_members"),
+    SUMS: ("aggregation", "cohort_size", "sum_bound", "least_members", "lost", "colluding"),
     HIDDEN_PAIRS: ("relevance", "relevance_release"),
 }
 NO_NOISE: dict[str, Any] = {

@@ -25,7 +25,7 @@ class Audit:
     helpers: str | None = field(default=None, metadata={"flag": "--with"})
     """who colludes, as client:3,client:5"""
     budget: float = BUDGET
-    """seconds; attacks that do not fit are named as skipped"""
+    """seconds of a processor; attacks that do not fit are named as skipped"""
     attack: tuple[str, ...] = ()
     """attacks by name, or module:Class for others; all where none is given"""
     data: str | None = None

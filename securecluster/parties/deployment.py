@@ -51,6 +51,7 @@ from securecluster.runtime.endpoint import (
     fixed_sums,
     least_members,
     message_types,
+    planned_losses,
     release_of,
 )
 from securecluster.runtime.pair_aggregators import PairAggregator, PairFunctions
@@ -247,6 +248,7 @@ class Deployment:
             noise=method.privacy.sum_noise(self.config, draws),
             noises=self.row_noise_in_shares(draws),
         )
+        lost, colluding = planned_losses(self.config)
         return SumFacts(
             run=self.run,
             ranges=ranges,
@@ -255,6 +257,8 @@ class Deployment:
             shares=max(self.pipeline().shares, fewest),
             fixed=fixed_sums(method.client),
             cohorts=self._cohorts_of_all(),
+            lost=lost,
+            colluding=colluding,
         )
 
     def _pair_facts(self) -> PairFacts:

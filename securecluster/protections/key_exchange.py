@@ -21,7 +21,7 @@ from securecluster.messaging.bounds import Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Call, Empty, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_rows, as_table
 from securecluster.messaging.refusals import FRAME
-from securecluster.privacy.masking import key_agreement
+from securecluster.privacy.masking import key_agreement, pads
 from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE
 from securecluster.privacy.masking.key_agreement import PublicKey
 from securecluster.privacy.masking.pads import (
@@ -78,9 +78,11 @@ class KeyExchange:
         self._run = run
         self._keys = keys
         self._purpose = purpose
-        # Pair keys by (lower id, its public key, higher id, its public key); an endpoint with both
-        # clients computes them once.
-        self._pair_keys: dict[tuple[int, bytes, int, bytes], bytes] = {}
+        # (client, peer) -> public key of the peer, and key of the pair; an endpoint with both
+        # computes it once
+        self._pair_keys: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        # owners of the points of the public keys that were checked
+        self._points: dict[int, int] = {}
         self._pairs: dict[int, KeyPair] = {}
 
     @property
@@ -125,15 +127,16 @@ class KeyExchange:
         Raises:
             FrameError: an invalid key.
         """
-        pair = self._pair(client)
         peer_public = self.public[peer]
-        ends = (client, pair.public, peer, peer_public)
-        if peer < client:
-            ends = (peer, peer_public, client, pair.public)
-        if ends not in self._pair_keys:
+        known = self._pair_keys.get((client, peer))
+        if known is None or known[0] != peer_public:
+            pair = self._pair(client)
             key = pair.pair_key(client, peer, peer_public, self._run, self._purpose)
-            self._pair_keys[ends] = key
-        return self._pair_keys[ends]
+            known = self._pair_keys[client, peer] = (peer_public, key)
+            is_here = peer in self._keys.secrets.pairwise.private
+            if is_here and self._pair(peer).public == peer_public:
+                self._pair_keys[peer, client] = (pair.public, key)
+        return known[1]
 
     def _offer(self, clients: Sequence[int]) -> SumKey:
         """Return the signed public keys of some clients."""
@@ -154,7 +157,13 @@ class KeyExchange:
         """
         query: SumKeys = call.query
         public_keys = self._keys.secrets.pairwise.public
+        if len(self._points) != len(public_keys):  # they come from a checkpoint
+            self._points = {pads.point(key): client for client, key in public_keys.items()}
         for k, recipient in enumerate(call.to):
+            if k and query.ids.picks[k] == query.ids.picks[k - 1]:
+                # the same keys as the last recipient's, which were verified
+                self._check_own(recipient, {})
+                continue
             picks = list(query.ids.picks[k])
             ids = query.ids.table[picks].tolist()
             keys = as_rows(query.keys.table[picks])
@@ -170,10 +179,22 @@ class KeyExchange:
                     )
                 if client not in public_keys:
                     self._keys.verify(client, self._statement(client, key), signature)
-            merged = {**public_keys, **relayed}
-            check_public_keys(merged, recipient, self._pair(recipient).public)
-            public_keys.update(relayed)
+            fresh = {c: key for c, key in relayed.items() if c not in public_keys}
+            self._check_own(recipient, fresh)
+            public_keys.update(fresh)
+            self._points.update({pads.point(key): client for client, key in fresh.items()})
         return Ack()
+
+    def _check_own(self, recipient: int, fresh: Mapping[int, bytes]) -> None:
+        """Raise FrameError for keys that no honest server relays to a client.
+
+        Args:
+            recipient: id of the client.
+            fresh: keys beside those that were checked before.
+        """
+        own = self.public.get(recipient)
+        keys = fresh if own is None else {**fresh, recipient: own}
+        check_public_keys(keys, recipient, self._pair(recipient).public, self._points)
 
     def _pair(self, client: int) -> KeyPair:
         """Return a client's X25519 keys, drawn once a run."""
@@ -293,16 +314,18 @@ class KeyRelay:
             return
         keys = response.reply.key.values
         signatures = response.reply.signature.values
+        owners = {pads.point(offer.key): offer.client for offer in self.directory.offers}
         for client, key, signature in zip(response.ids, keys, signatures, strict=True):
             offer = SumOffer(client, as_bytes(key), as_bytes(signature))
             try:
-                check_public_keys(self.directory.keys, client, offer.key)
+                check_public_keys({}, client, offer.key, owners)
             except FrameError as error:
                 # it came later than the key that it copies, which a client knows once it is relayed
                 self.port.refuse(error, [client])
                 refused.add(client)
             else:
                 self.directory.offers.append(offer)
+                owners[pads.point(offer.key)] = client
 
     def _behind(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that offered a key and lack one of another client."""

@@ -21,6 +21,7 @@ from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Aggregator
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.client_half import ClientHalf, HiddenReplies
+from securecluster.runtime.endpoint import COLLUDING, LOST
 from securecluster.runtime.pair_aggregators import LabelledValue, PairAggregator, PairFunctions
 from securecluster.runtime.services import MessageTypes
 
@@ -64,6 +65,8 @@ class SumFacts:
             what its owner asks for.
         fixed: client methods whose rows are the same in every call (`fixed_sums`).
         cohorts: of all clients of the run, where every sum is over whole ones; else empty.
+        lost: fraction of a sum's members that may be lost.
+        colluding: fraction of a sum's members that may collude with the server.
     """
 
     run: str
@@ -73,6 +76,8 @@ class SumFacts:
     shares: int
     fixed: frozenset[str]
     cohorts: Sequence[Cohort]
+    lost: float
+    colluding: float
 
 
 @dataclass(frozen=True)
@@ -183,14 +188,40 @@ class SumProtection(Protection):
     remembers_sums: bool = False
     advice: str = ""
 
-    def least_survivors(self, members: int, minimum: int) -> int:
+    def least_survivors(
+        self, members: int, minimum: int, lost: float = LOST, colluding: float = COLLUDING
+    ) -> int:
         """Return the smallest number of survivors of which a sum is read.
 
         Args:
             members: clients that are asked for a row.
             minimum: members of the smallest sum.
+            lost: fraction of the members that may be lost.
+            colluding: fraction of the members that may collude with the server.
         """
         return minimum
+
+    def bears(self, members: int, minimum: int, lost: float, colluding: float) -> bool:
+        """Return whether a sum of all members can be read where some are lost and some collude.
+
+        Args:
+            members: clients that are asked for a row.
+            minimum: as in `least_survivors`.
+            lost: as in `least_survivors`.
+            colluding: as in `least_survivors`.
+        """
+        return True
+
+    def planned(self, members: int, minimum: int, lost: float, colluding: float) -> str:
+        """Return what a sum of some members bears, for reports; empty where there is no plan.
+
+        Args:
+            members: of the sum.
+            minimum: as in `least_survivors`.
+            lost: as in `least_survivors`.
+            colluding: as in `least_survivors`.
+        """
+        return ""
 
     def replies(self) -> HiddenReplies:
         """Return the messages of the protection."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import NAMING_METHODS
-from securecluster.runtime.endpoint import least_members
+from securecluster.runtime.endpoint import least_members, planned_losses
 from securecluster.runtime.services import KEY_METHODS, MessageTypes
 
 if TYPE_CHECKING:
@@ -160,4 +160,7 @@ def survivors_of(config: Mapping[str, Any]) -> Callable[[int], int]:
         config: what clients and server agreed on.
     """
     protection = AGGREGATIONS[config["aggregation"]]
-    return partial(protection.least_survivors, minimum=least_members(config))
+    lost, colluding = planned_losses(config)
+    return partial(
+        protection.least_survivors, minimum=least_members(config), lost=lost, colluding=colluding
+    )

@@ -78,6 +78,7 @@ OPTIONS: dict[str, Rule] = {
         "eps1 eps2 evidence exact_weights fallback features first_noise floor gamma_max gps_every "
         "gradient_noise gram_mechanism gram_noise grid height init k keep_momentum landmarks layer "
         "layer_mask least_choosers least_members level linkage local_rounds loss_clip loss_noise "
+        "lost colluding "
         "lr mask metric min_samples min_size minimum_size moments momentum networks newcomers_by "
         "noise optimizer scale_noise class_weight ditto accumulate keep_best local_layers lr_gamma "
         "lr_schedule lr_step proximal weight_decay "

@@ -78,6 +78,9 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2
 # entry of a configuration whose smallest sum has more members
 LEAST_MEMBERS = "least_members"
+# fractions of a secure sum's members that may be lost, and that may work with the server
+LOST = 0.1
+COLLUDING = 0.1
 KEY_METHODS = services.KEY_METHODS
 
 
@@ -523,6 +526,15 @@ def least_members(config: Mapping[str, Any]) -> int:
         config: what clients and server agreed on.
     """
     return int(config.get(LEAST_MEMBERS, MINIMUM))
+
+
+def planned_losses(config: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the fractions of a secure sum's members that may be lost, and that may collude.
+
+    Args:
+        config: what clients and server agreed on.
+    """
+    return float(config.get("lost", LOST)), float(config.get("colluding", COLLUDING))
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -528,7 +528,8 @@ def _without_masks(check: RunCheck) -> tuple[Any, bool]:
     params = method.get_params()
     plain: dict[str, Any] = {"aggregation": "plain"}
     defaults = {item.name: item.default for item in fields(type(method))}
-    for name in ("cohort_size", "least_members", "exact_weights"):  # of secure sums alone
+    # of secure sums alone
+    for name in ("cohort_size", "least_members", "lost", "colluding", "exact_weights"):
         if name in params:
             plain[name] = defaults[name]
     if method.privacy.placed(method) == "distributed":

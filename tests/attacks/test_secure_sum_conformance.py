@@ -77,7 +77,7 @@ def without_low_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_encoding(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pads, "_point", lambda public: int.from_bytes(public, "little"))
+    patch.setattr(pads, "point", lambda public: int.from_bytes(public, "little"))
 
 
 def unbound_signatures(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from attacked import FULL, digits, samples_of, scene
 
 from securecluster import Dirichlet, Federation, Pathological
-from securecluster.attacks import subspaces
+from securecluster.attacks import base, subspaces
 from securecluster.attacks.base import Knowledge, Truth, View
 from securecluster.attacks.scoring import Score, evaluate, score
 from securecluster.messaging.parties import SERVER
@@ -110,3 +110,14 @@ def test_energies_and_rates_are_those_of_cases_by_hand() -> None:
     positive = scores >= 150
     assert subspaces.true_positive_rate(scores, positive) == 1.0
     assert subspaces.true_positive_rate(-scores, positive) == 0.0
+
+
+def test_what_scorers_keep_of_a_guess_is_of_one_truth_alone() -> None:
+    first = digits(scenario=Pathological(), clients=2, samples=8, seed=1)
+    second = digits(scenario=Pathological(), clients=2, samples=8, seed=2)
+    candidates = np.concatenate([first.shards[0].x[:2], second.shards[0].x[:3]])
+    guess = base.Guess("membership", {0: np.zeros(5)}, {"candidates": candidates})
+    scorer = subspaces.SampleMembership()
+    for _ in range(2):
+        assert scorer.answers(guess, Truth(first), 0).tolist() == [True] * 2 + [False] * 3
+        assert scorer.answers(guess, Truth(second), 0).tolist() == [False] * 2 + [True] * 3

@@ -304,3 +304,20 @@ def test_truth_belongs_to_the_runs_own_clients(
     assert truth_of(fitted, federation, view_of(fitted)).identities == {}
     with pytest.raises(UsageError, match="other clients than the run"):
         truth_of(fitted, federation.select([0, 1]), view)
+
+
+def test_views_of_one_run_replay_its_server_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = FedAvg(**SMALL).fit(two_clusters(6, 24), FULL)
+    replay = type(fitted.result_).verb_outcomes
+    replays = []
+
+    def counted(run: Any) -> Any:
+        replays.append(run)
+        return replay(run)
+
+    monkeypatch.setattr(type(fitted.result_), "verb_outcomes", counted)
+    assert len(view_of(fitted).outcomes) == len(view_of(fitted, anonymous=True).outcomes) > 0
+    assert replays == [fitted.result_]
+    fitted.fit(two_clusters(6, 24), FULL)
+    assert view_of(fitted).outcomes
+    assert replays[1:] == [fitted.result_]

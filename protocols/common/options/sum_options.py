@@ -19,7 +19,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.registry import ADVISED, AGGREGATIONS, LEFT_SUMS, PLAIN
 from securecluster.protocols.common.options import option_group
 from securecluster.protocols.common.options.privacy_options import DISTRIBUTED
-from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
+from securecluster.runtime.endpoint import COLLUDING, LOST, MINIMUM, SUM, releases_of
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
@@ -62,6 +62,15 @@ class SumOptions(option_group.OptionGroup):
     """secure sums only: members and survivors of the smallest sum that clients take part in. In a
     sum of n, n - 1 members that work together read the other's update, so against t of them take
     t + 2. Clients of smaller clusters train alone, or the server forms none
+    """
+
+    lost: Annotated[float, Number(0, 1)] = LOST
+    """secure sums only: share of a sum's members that may be lost before it fails. The larger it
+    is, the more neighbours share keys, and the more a sum costs
+    """
+    colluding: Annotated[float, Number(0, 1)] = COLLUDING
+    """secure sums only: share of a sum's members that may work with the server. The larger it is,
+    the more neighbours share keys, and the more a sum costs
     """
 
     words_: ClassVar[Mapping[str, str]] = {"aggregations": AGGREGATIONS.described()}
@@ -112,6 +121,7 @@ class SumOptions(option_group.OptionGroup):
             self._check_works_with(method)
         self._check_cohorts(clients)
         self._check_members(clients)
+        self._check_losses(clients)
 
     def _check_works_with(self, method: Method) -> None:
         """Raise UsageError for a method or an option that secure sums do not work with."""
@@ -169,6 +179,21 @@ class SumOptions(option_group.OptionGroup):
                 f"cohort_size = {self.cohort_size} is less than least_members = "
                 f"{least_members}, so no cohort could be summed by itself: take a larger "
                 "cohort_size, or leave it out"
+            )
+
+    def _check_losses(self, clients: int) -> None:
+        """Raise UsageError for shares of lost and colluding clients that no sum of all bears."""
+        if (self.lost, self.colluding) == (LOST, COLLUDING):
+            return
+        if not self.hide_replies:
+            raise UsageError(
+                "lost and colluding are of secure sums, and the server of plain ones reads every "
+                f"reply: take aggregation {ADVISED}, or leave them out"
+            )
+        if not self.protection.bears(clients, self.least_members, self.lost, self.colluding):
+            raise UsageError(
+                f"no secure sum of {clients} clients bears {self.lost:.0%} lost and "
+                f"{self.colluding:.0%} colluding ones: plan for fewer of either"
             )
 
     def refusal_of_shares(self, method: Method) -> str | None:
@@ -271,11 +296,16 @@ class SumOptions(option_group.OptionGroup):
                 "exact_weights",
                 "least_members",
                 "least_choosers",
+                "lost",
+                "colluding",
             )
             return {name: value for name, value in config.items() if name not in left_out}
         if self.least_members == MINIMUM:
             # every client asks for as many, whatever it has agreed to
             config = {name: value for name, value in config.items() if name != "least_members"}
+        for name, usual in (("lost", LOST), ("colluding", COLLUDING)):
+            if config.get(name) == usual:
+                config = {key: value for key, value in config.items() if key != name}
         privacy = method.privacy
         bound = self.sum_bound
         if bound is None:

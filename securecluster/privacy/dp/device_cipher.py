@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -260,7 +262,7 @@ def compiled(device: torch.device, source: str) -> Callable[[str], Callable[...,
     """
 
     def kernel(name: str) -> Callable[..., None]:
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), _any_toolkit():
             made = torch.cuda._compile_kernel(source, name)
 
         def launch(*arguments: Any) -> None:
@@ -270,6 +272,23 @@ def compiled(device: torch.device, source: str) -> Callable[[str], Callable[...,
         return launch
 
     return kernel
+
+
+@contextmanager
+def _any_toolkit() -> Iterator[None]:
+    """Let torch compile where there is no CUDA toolkit, but torch's own NVRTC.
+
+    torch asks for the toolkit's headers, of which the kernels include none.
+    """
+    from torch.utils import cpp_extension
+
+    home = cpp_extension.CUDA_HOME
+    if home is None:
+        cpp_extension.CUDA_HOME = os.path.dirname(__file__)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = home
 
 
 def usable(purpose: str, make: Callable[[], T], right: Callable[[T], bool]) -> T | None:

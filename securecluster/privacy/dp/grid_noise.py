@@ -18,7 +18,7 @@ Gaussian is cut off, and δ needs no addition. The assumptions are that the ciph
 and that float64 functions err by less than a hundred units in the last place. The integers do not
 depend on how the functions are computed: numpy does here, which has less to do a call than torch,
 and cosine and sine are polynomials, of which it takes sums and products of whole blocks. On a GPU
-the same integers are computed by `device_noise`.
+the same integers are computed by `device_noise`, and with numba, in long runs, by `fused_noise`.
 
 One gap remains: float32 sums of DP-SGD's gradients are rounded while they are formed.
 `benchmarks.costs.grid_noise` measures this, and the margin of the clip is larger.
@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
+from securecluster.privacy.dp import fused_noise
 
 if TYPE_CHECKING:
     import mpmath
@@ -144,6 +145,7 @@ class GridNoise:
         deviations = [s / g for s, g in zip(sigma, grid, strict=True)]
         held = rows.cpu()  # on a CPU the rows themselves
         numbers = held.numpy()
+        fused = fused_noise.usage.pays(numbers.size)
         width = rows.shape[1]
         count = max(1, BLOCK // width)
         for first in range(0, len(rows), count):
@@ -153,6 +155,9 @@ class GridNoise:
             steps = deviations[selected]
             for start in range(0, width, BLOCK):
                 block = numbers[selected, start : start + BLOCK]
+                if fused:
+                    self._add_fused(first, block, grid[selected], steps)
+                    continue
                 cosines, sines = self._integers(first, block.shape, steps)
                 # the memory of numbers that are needed no more
                 released = self._buffer("exact", block.shape)
@@ -166,6 +171,36 @@ class GridNoise:
                 np.multiply(released, spacings, out=block)
         if held is not rows:
             rows.copy_(held)
+
+    def _add_fused(
+        self, first: int, block: NDArray[Any], grid: Sequence[float], steps: Sequence[float]
+    ) -> None:
+        """Do for a block what `add_to` does, by `fused_noise`.
+
+        Args:
+            first: first stream to draw from.
+            block: numbers (c, w), changed in place.
+            grid: spacing of each row (c,).
+            steps: standard deviation for each row (c,), in steps of its grid.
+        """
+        half = -(-block.shape[1] // 2)
+        words = self._next(first, len(block), half)
+        of_cosine, of_sine = (tuple(map(float, each)) for each in _polynomials())
+        draw = fused_noise.kernel(of_cosine, of_sine, TAIL)
+        marks = np.empty(half, dtype=np.bool_)
+        for k, row in enumerate(block):
+            scale = steps[k]
+            unsure = 0.5 - scale * ERROR
+            halves = row[:half], row[half:]
+            if draw(words[k], -0.5 * scale * scale, unsure, grid[k], *halves, marks):
+                for pair in np.flatnonzero(marks).tolist():
+                    radius_word, angle_word = int(words[k, 0, pair]), int(words[k, 1, pair])
+                    key = self._more_bits(first + k, pair)
+                    for part, is_sine in zip(halves, (False, True), strict=True):
+                        if pair < len(part):
+                            drawn = rounded(radius_word, angle_word, scale, is_sine, key)
+                            part[pair] = (np.rint(float(part[pair]) / grid[k]) + drawn) * grid[k]
+            self._drawn[first + k] += 1
 
     def _integers(self, first: int, shape: Sequence[int], steps: Sequence[float]) -> Numbers:
         """Return rounded Gaussians for the first and the second half of some rows.

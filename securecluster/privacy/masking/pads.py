@@ -16,6 +16,7 @@ import hmac
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,8 @@ BLOCK_BYTES = 1 << 16
 ZEROS = memoryview(bytes(BLOCK_BYTES))
 # encodings of public names and numbers that are kept in memory
 KEPT = 64
+# what keys are derived for whose bytes are a short pad
+SHORT = b"securecluster short pad v1"
 # prime of Curve25519
 FIELD_PRIME = (1 << 255) - 19
 
@@ -142,7 +145,7 @@ class KeyPair:
         Raises:
             FrameError: this client's own id or key, or an invalid key.
         """
-        if peer == own or _point(peer_public) == _point(self.public):
+        if peer == own or point(peer_public) == point(self.public):
             raise FrameError(
                 f"client {own} was named itself as a peer of its secure sum: the keys were "
                 "tampered with, start a new run"
@@ -164,26 +167,34 @@ def check_order(public: bytes) -> None:
     KeyPair(bytes(KEY)).exchange(public)
 
 
-def check_public_keys(keys: Mapping[int, bytes], client_id: int, own_public: bytes) -> None:
+def check_public_keys(
+    keys: Mapping[int, bytes],
+    client_id: int,
+    own_public: bytes,
+    known: Mapping[int, int] = MappingProxyType({}),
+) -> None:
     """Raise FrameError for public keys that no honest server relays.
 
     Args:
         keys: client id -> public key, 32 bytes; this client's entry may be absent.
         client_id: id of this client.
         own_public: public key of this client.
+        known: owners of the points of further keys, which were checked before.
 
     Raises:
         FrameError: a key of another length, one that two clients have, also as two encodings of one
             point, or another key in this client's name.
     """
-    points: dict[int, int] = {_point(own_public): client_id}
-    for client, key in keys.items():
+    # checked like the others, also where the server relays no key in this client's name
+    points: dict[int, int] = {}
+    for client, key in ((client_id, own_public), *keys.items()):
         if client == client_id and key != own_public:
             raise FrameError(
                 f"client {client_id} was sent another public key in its own name: the keys were "
                 "tampered with, start a new run"
             )
-        first = points.setdefault(_point(key), client)
+        at = point(key)
+        first = points.setdefault(at, known.get(at, client))
         if first != client:
             raise FrameError(
                 f"clients {first} and {client} of a secure sum have the same public key: the keys "
@@ -191,7 +202,7 @@ def check_public_keys(keys: Mapping[int, bytes], client_id: int, own_public: byt
             )
 
 
-def _point(public: bytes) -> int:
+def point(public: bytes) -> int:
     """Return the point that a public key stands for, so that all encodings of it compare equal.
 
     The highest bit is ignored, and numbers count modulo the prime (RFC 7748, section 5).
@@ -326,6 +337,9 @@ def add_shared_pads(
         UsageError: another table or sign.
     """
     rows = _words(table)
+    if rows.shape[1] * rows.itemsize <= KEY:
+        _add_short_pads(rows, pads)
+        return
     streams = []
     for key, places in pads:
         # typed as Any: numpy's ufuncs have no common type
@@ -348,6 +362,32 @@ def add_shared_pads(
             stream.update_into(zeros, scratch_bytes)
             for row, operation in operations:
                 operation(blocks[row], pad, blocks[row])
+
+
+def _add_short_pads(
+    rows: NDArray[Any], pads: Sequence[tuple[bytes, Sequence[tuple[int, int]]]]
+) -> None:
+    """Add pads of `KEY` bytes or fewer, as `add_shared_pads` does: keys that follow from theirs.
+
+    A stream takes ten times as long to begin. Its key is never a pad itself.
+
+    Args:
+        rows: integers (k, n), which wrap.
+        pads: as in `add_shared_pads`.
+    """
+    made = b"".join(expand(key, SHORT) for key, _ in pads)
+    words = np.frombuffer(made, dtype=rows.dtype.newbyteorder("<"))
+    words = words.reshape(len(pads), -1)[:, : rows.shape[1]]
+    for pad, (_, places) in zip(words, pads, strict=True):
+        for row, sign in places:
+            rows[row] += _signed(pad, sign)
+
+
+def _signed(pad: NDArray[Any], sign: int) -> NDArray[Any]:
+    """Return a pad with its sign, 1 or -1."""
+    if sign not in (1, -1):
+        raise UsageError(f"the sign of a pad is 1 or -1, not {sign}")
+    return pad if sign == 1 else -pad
 
 
 def _words(table: torch.Tensor) -> NDArray[Any]:

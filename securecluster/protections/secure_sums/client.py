@@ -44,7 +44,7 @@ from securecluster.protections.secure_sums.double_mask import (
     mask_table,
     origin_tag,
 )
-from securecluster.protections.secure_sums.graph import Graph, build_graph
+from securecluster.protections.secure_sums.graph import Graph, Plan, build_graph
 from securecluster.protections.secure_sums.messages import (
     BOX,
     SUM_METHODS,
@@ -74,7 +74,9 @@ if TYPE_CHECKING:
 
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
-KEPT_SEALS = 4096  # of pairs, in memory: of all neighbours of a client on a machine of its own
+# seals of pairs in memory: of all neighbours of a client on a machine of its own, and of a thousand
+# clients in one process
+KEPT_SEALS = 1 << 17
 
 
 class SecureSumService(ClientHalf):
@@ -84,7 +86,7 @@ class SecureSumService(ClientHalf):
         run: hash of the run's configuration.
         keys: the clients' identities, roster and secrets.
         ranges: ranges of the fields that are summed.
-        minimum: members of the smallest sum in which a client takes part.
+        plan: what the graphs of sums have to bear.
         shares: fewest members and survivors: the pipeline's noise is in as many shares, or the
             clients' owner asks for as many.
         fixed: client methods whose rows are the same in every call (`fixed_sums`).
@@ -99,7 +101,7 @@ class SecureSumService(ClientHalf):
         run: str,
         keys: KeyRing,
         ranges: SumRanges,
-        minimum: int,
+        plan: Plan,
         shares: int = 0,
         fixed: Collection[str] = (),
         cohorts: Sequence[Cohort] = (),
@@ -108,7 +110,8 @@ class SecureSumService(ClientHalf):
         self._run = run.encode()
         self._keys = keys
         self._ranges = ranges
-        self._minimum = minimum
+        self._plan = plan
+        self._minimum = plan.minimum
         self._shares = shares
         self._fixed = fixed
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
@@ -369,7 +372,7 @@ class SecureSumService(ClientHalf):
     ) -> tuple[SumContext, Graph]:
         """Return the attempt that a frame belongs to, and the graph of its members."""
         self._exchange.check_members(call.to[0], members)
-        graph = sum_graph(self._run, members, self._exchange.public, self._minimum)
+        graph = sum_graph(self._run, members, self._exchange.public, self._plan)
         context = SumContext(
             run=self._run,
             purpose=purpose,
@@ -434,22 +437,20 @@ def same_rows(purpose: str, fixed: Collection[str]) -> str:
     return ""
 
 
-def sum_graph(
-    run: bytes, members: Sequence[int], public: Mapping[int, bytes], minimum: int
-) -> Graph:
+def sum_graph(run: bytes, members: Sequence[int], public: Mapping[int, bytes], plan: Plan) -> Graph:
     """Return the graph of a sum, the same at clients and server.
 
     Args:
         run: hash of the run's configuration.
         members: ids of the members.
-        public: public key of each member. The order of large graphs follows from them.
-        minimum: members of the smallest sum.
+        public: public key of each member. The order of the members follows from them.
+        plan: what the graph has to bear.
 
     Raises:
         UsageError: fewer members than any sum has.
     """
-    if len(members) < minimum:
-        raise UsageError(f"a secure sum has {minimum} members or more, not {len(members)}")
+    if len(members) < plan.minimum:
+        raise UsageError(f"a secure sum has {plan.minimum} members or more, not {len(members)}")
     keys = [public[member] for member in sorted(members)]
     seed = transcript("securecluster sum graph seed v1", run, *keys)
-    return build_graph(members, hashlib.sha256(seed).digest(), minimum)
+    return build_graph(members, hashlib.sha256(seed).digest(), plan)

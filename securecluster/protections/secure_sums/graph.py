@@ -1,9 +1,11 @@
 """Graphs of secure sums: which clients share pads, and hold shares of each other's seeds.
 
-Up to ALL_PAIRS members, all pairs do (Bonawitz et al. 2017). Above, the members stand on a ring in
-random order, and each is a neighbour of the k/2 next ones on either side: a Harary graph on a
-random permutation (Bell et al. 2020, Section 3). k follows from fractions of dropouts and of
-colluding clients, such that the sum fails or leaks with probability below 2^-SECURITY.
+The members stand on a ring in random order, and each is a neighbour of the k/2 next ones on either
+side: a Harary graph on a random permutation (Bell et al. 2020, Section 3). k is the smallest number
+for which the sum fails or leaks with probability below 2^-SECURITY, where given fractions of the
+members are lost and collude (`Plan`), and FEWEST or more, below which little would be saved. What a
+client computes and sends grows with k. Where no such graph does, all pairs share pads (Bonawitz et
+al. 2017).
 
 The bound is over the random order: the seed must not be known to those who choose who colludes or
 drops out before they choose. An active server may choose dropouts afterwards; then only the
@@ -17,17 +19,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import keystream
 from securecluster.privacy.masking.pads import members_hash, transcript
+from securecluster.runtime.endpoint import COLLUDING, LOST
 
-# members up to which all pairs share pads
-ALL_PAIRS = 200
+# neighbours in the sparsest graph: small sums then bear more lost members than planned (not in the
+# papers)
+FEWEST = 10
 # -log2 of the probability that a random graph fails
 SECURITY = 40
 
@@ -125,26 +125,73 @@ def complete_graph(members: Sequence[int], threshold: int) -> Graph:
     return Graph(ring, len(ring) - 1, threshold)
 
 
-def build_graph(
-    members: Sequence[int], seed: bytes, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
-) -> Graph:
+@dataclass(frozen=True)
+class Plan:
+    """What the graphs of a run's sums have to bear.
+
+    Args:
+        minimum: smallest number of honest clients in anything that the server may learn.
+        lost: fraction of the members that may be lost.
+        colluding: fraction of the members that may collude with the server.
+    """
+
+    minimum: int
+    lost: float = LOST
+    colluding: float = COLLUDING
+
+    def degree_and_threshold(self, members: int) -> tuple[int, int]:
+        """Return the number of neighbours of each of some members, and the threshold of its seed.
+
+        Args:
+            members: number of members.
+
+        Raises:
+            UsageError: a sum of so few that it cannot hide each among `minimum`.
+        """
+        return _planned(members, self.minimum, self.lost, self.colluding)
+
+    def least_survivors(self, members: int) -> int:
+        """Return the smallest number of survivors of which a sum is unmasked.
+
+        It is what `UnmaskingGuard` insists on: a majority, and the holders that a seed takes.
+
+        Args:
+            members: number of members.
+
+        Raises:
+            UsageError: as `degree_and_threshold`.
+        """
+        _, threshold = self.degree_and_threshold(members)
+        return max(self.minimum, threshold, members // 2 + 1)
+
+    def bears(self, members: int) -> bool:
+        """Return whether all pairs of some members, which bear the most, bear the lost ones.
+
+        Args:
+            members: number of members.
+        """
+        try:
+            threshold = all_pairs_threshold(members, self.minimum, self.colluding)
+        except UsageError:
+            return False
+        return members - threshold >= _part(self.lost, members)
+
+
+def build_graph(members: Sequence[int], seed: bytes, plan: Plan) -> Graph:
     """Return the graph of a sum, the same for everyone who knows its members and the seed.
 
     Args:
         members: ids of the members (n,), in any order.
         seed: public seed, any bytes, such as a hash of all signed keys of the run.
-        minimum: smallest number of honest clients in anything that the server may learn.
-        dropouts: fraction of the members that may drop out.
-        colluding: fraction of the members that may collude with the server.
+        plan: what the graph has to bear.
 
     Raises:
-        UsageError: a fraction below 0, or fractions that no graph can bear.
+        UsageError: a sum of so few that it cannot hide each among `plan.minimum`.
     """
     count = len(members)
-    # Small graphs gain little, and all pairs bear the most dropouts.
-    if count <= ALL_PAIRS:
-        return complete_graph(members, all_pairs_threshold(count, minimum, colluding))
-    degree, threshold = degree_and_threshold(count, minimum, dropouts, colluding)
+    degree, threshold = plan.degree_and_threshold(count)
+    if degree == count - 1:
+        return complete_graph(members, threshold)
     # The order must be unknown when clients choose whom to collude with: the seed hashes all keys.
     text = transcript("securecluster sum graph v1", seed, members_hash(members))
     order = keystream.order(hashlib.sha256(text).digest(), 0, count)
@@ -154,28 +201,13 @@ def build_graph(
     return Graph(ring, degree, threshold)
 
 
-def least_survivors(
-    members: int, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
-) -> int:
-    """Return the smallest number of survivors of which a sum is unmasked.
-
-    It is what `UnmaskingGuard` insists on with the graph of `build_graph`: a majority, and in a
-    complete graph the holders that a seed takes.
-
-    Args:
-        members: number of members.
-        minimum: as in `build_graph`.
-        dropouts: as in `build_graph`.
-        colluding: as in `build_graph`.
-
-    Raises:
-        UsageError: fractions that no graph can bear.
-    """
-    if members <= ALL_PAIRS:
-        threshold = all_pairs_threshold(members, minimum, colluding)
-    else:
-        _, threshold = degree_and_threshold(members, minimum, dropouts, colluding)
-    return max(minimum, threshold, members // 2 + 1)
+@lru_cache(maxsize=256)
+def _planned(members: int, minimum: int, lost: float, colluding: float) -> tuple[int, int]:
+    """Return what `Plan.degree_and_threshold` does."""
+    try:
+        return degree_and_threshold(members, minimum, lost, colluding, FEWEST)
+    except UsageError:
+        return members - 1, all_pairs_threshold(members, minimum, colluding)
 
 
 def all_pairs_threshold(members: int, minimum: int, colluding: float = 0.0) -> int:
@@ -209,9 +241,8 @@ def all_pairs_threshold(members: int, minimum: int, colluding: float = 0.0) -> i
     return threshold
 
 
-@lru_cache(maxsize=256)
 def degree_and_threshold(
-    members: int, minimum: int, dropouts: float, colluding: float
+    members: int, minimum: int, dropouts: float, colluding: float, fewest: int = 2
 ) -> tuple[int, int]:
     """Return the smallest even k, and a threshold for it, that fail rarely enough.
 
@@ -220,6 +251,7 @@ def degree_and_threshold(
         minimum: smallest number of honest clients in anything that the server may learn.
         dropouts: fraction of the members that may drop out.
         colluding: fraction of the members that may collude with the server.
+        fewest: the smallest k to try, even.
 
     Returns:
         The degree k, and the smallest threshold t whose `failure_probability` is below
@@ -232,17 +264,18 @@ def degree_and_threshold(
     _check_fraction("colluding clients", colluding)
     tolerance = 2.0**-SECURITY
     # The bound of event 1 does not depend on t, so most degrees end here at once.
-    for degree in range(2, members - 1, 2):
+    for degree in range(fewest, members - 1, 2):
         disconnected = _disconnected(members, degree, dropouts, colluding)
         if disconnected >= tolerance:
             continue
+        leaks = _tails(members - 1, _part(colluding, members), degree)
+        losses = _tails(members - 1, _part(dropouts, members), degree)
         # Below a majority of the holders, two disjoint sets could open both secrets of a client.
-        thresholds = np.arange(degree // 2 + 1, degree + 2)
-        leaks = _leaks(members, degree, thresholds, minimum, colluding)
-        too_few = _too_few(members, degree, thresholds, dropouts)
-        allowed = np.flatnonzero(disconnected + leaks + too_few < tolerance)
-        if len(allowed):
-            return degree, int(thresholds[allowed[0]])
+        for threshold in range(degree // 2 + 1, degree + 2):
+            leaking = _at(leaks, 2 * threshold - degree - minimum)
+            failing = _at(losses, degree + 2 - threshold)
+            if disconnected + members * (leaking + failing) < tolerance:
+                return degree, threshold
     raise UsageError(
         f"no graph of {members} clients bears {dropouts:.0%} dropouts and {colluding:.0%} "
         "colluding clients: plan for fewer"
@@ -275,66 +308,58 @@ def failure_probability(
         dropouts: δ.
         colluding: γ.
     """
-    thresholds = np.array([threshold])
+    leaks = _tails(members - 1, _part(colluding, members), degree)
+    losses = _tails(members - 1, _part(dropouts, members), degree)
+    # the smallest c that breaks 2t - (k + 1) - c >= minimum
+    leaking = _at(leaks, 2 * threshold - degree - minimum)
+    # the smallest number of lost neighbours that leaves t - 1 holders; the client holds one
+    failing = _at(losses, degree + 2 - threshold)
     disconnected = _disconnected(members, degree, dropouts, colluding)
-    leaks = _leaks(members, degree, thresholds, minimum, colluding)
-    too_few = _too_few(members, degree, thresholds, dropouts)
-    probability = disconnected + leaks + too_few
-    return float(probability[0])
+    return disconnected + members * (leaking + failing)
 
 
 def _disconnected(members: int, degree: int, dropouts: float, colluding: float) -> float:
     """Return the bound on the probability of event 1 of `failure_probability`."""
-    from scipy.stats import hypergeom
-
-    lost = _part(dropouts, members)
-    colluders = _part(colluding, members)
-    # At worst nobody is both: the two sets are disjoint.
-    bad = min(lost + colluders, members)
+    # At worst nobody is both lost and colluding: the two sets are disjoint.
+    bad = min(_part(dropouts, members) + _part(colluding, members), members)
+    if bad < degree:
+        return 0.0
     pairs_of_runs = members * (members - degree - 1) / 2
-    return float(pairs_of_runs * hypergeom.pmf(degree, members, bad, degree))
+    return pairs_of_runs * math.exp(_log_binomial(bad, degree) - _log_binomial(members, degree))
 
 
-def _leaks(
-    members: int, degree: int, thresholds: NDArray[np.int64], minimum: int, colluding: float
-) -> NDArray[np.float64]:
-    """Return the bounds on the probability of event 2 for each threshold (t,)."""
-    colluders = _part(colluding, members)
-    # The smallest c that breaks 2t - (k + 1) - c >= minimum.
-    smallest_bad = 2 * thresholds - degree - minimum
-    return members * _tail(smallest_bad, members - 1, colluders, degree)
-
-
-def _too_few(
-    members: int, degree: int, thresholds: NDArray[np.int64], dropouts: float
-) -> NDArray[np.float64]:
-    """Return the bounds on the probability of event 3 for each threshold (t,)."""
-    lost = _part(dropouts, members)
-    # The smallest number of lost neighbours that leaves t - 1 holders; the client holds one.
-    smallest_bad = degree + 2 - thresholds
-    return members * _tail(smallest_bad, members - 1, lost, degree)
-
-
-def _tail(
-    counts: NDArray[np.int64], population: int, marked: int, draws: int
-) -> NDArray[np.float64]:
-    """Return the hypergeometric P[X >= count] of each count (t,).
+def _tails(population: int, marked: int, draws: int) -> list[float]:
+    """Return the hypergeometric P[X >= x] for x = 0 … `draws`.
 
     Small tails are sums of small probabilities, so they are exact to float64's precision.
 
     Args:
-        counts: counts (t,), also below 0 or above `draws`.
         population: number of items.
         marked: number of marked ones.
         draws: number of items drawn without replacement; X of them are marked.
     """
-    from scipy.stats import hypergeom
+    ways = _log_binomial(population, draws)
+    tails = [0.0] * (draws + 1)
+    tail = 0.0
+    for count in range(draws, -1, -1):
+        if count <= marked and draws - count <= population - marked:
+            drawn = _log_binomial(marked, count)
+            rest = _log_binomial(population - marked, draws - count)
+            tail += math.exp(drawn + rest - ways)
+        tails[count] = tail
+    return tails
 
-    values = np.arange(draws + 2)
-    probabilities: NDArray[Any] = hypergeom.pmf(values, population, marked, draws)
-    tails = np.cumsum(probabilities[::-1])[::-1]
-    places = np.clip(counts, 0, draws + 1)
-    return np.asarray(tails[places])
+
+def _at(tails: Sequence[float], count: int) -> float:
+    """Return P[X >= count] of `_tails`, for any count."""
+    if count >= len(tails):
+        return 0.0
+    return tails[max(count, 0)]
+
+
+def _log_binomial(n: int, k: int) -> float:
+    """Return log C(n, k), for 0 <= k <= n."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _part(fraction: float, members: int) -> int:

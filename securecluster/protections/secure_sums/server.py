@@ -38,7 +38,7 @@ from securecluster.protections.secure_sums.double_mask import (
     Unmasking,
     broken_pairs,
 )
-from securecluster.protections.secure_sums.graph import Graph
+from securecluster.protections.secure_sums.graph import Graph, Plan
 from securecluster.protections.secure_sums.messages import (
     BOX,
     LostMembers,
@@ -63,7 +63,7 @@ class SecureSums(Connected):
         run: hash of the run's configuration.
         ranges: ranges of the fields that are summed.
         dtype: type of the models' numbers.
-        minimum: members of the smallest sum.
+        plan: what the graphs of sums have to bear.
         fixed: client methods whose rows are the same in every call (`fixed_sums`). Clients open
             one list of survivors of these, so a sum that is asked for again is over that list.
     """
@@ -77,13 +77,14 @@ class SecureSums(Connected):
         run: str,
         ranges: SumRanges,
         dtype: torch.dtype,
-        minimum: int,
+        plan: Plan,
         fixed: Collection[str] = (),
     ) -> None:
         self._run = run.encode()
         self._ranges = ranges
         self._dtype = dtype
-        self._minimum = minimum
+        self._plan = plan
+        self._minimum = plan.minimum
         self._fixed = fixed
         # by method with fixed rows: lists of survivors that clients were asked to open
         self._asked: dict[str, list[tuple[int, ...]]] = {}
@@ -164,7 +165,7 @@ class SecureSums(Connected):
             members = sorted(clients)
             if len(members) < max(self._minimum, minimum):
                 continue
-            graph = sum_graph(self._run, members, public, self._minimum)
+            graph = sum_graph(self._run, members, public, self._plan)
             context = SumContext(
                 run=self._run,
                 purpose=call.method,

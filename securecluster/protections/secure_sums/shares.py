@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 # names of pairs that are kept in memory
-KEPT_ENDS = 4096
+KEPT_ENDS = 1 << 18
 # bytes by which a box is longer than its shares
 OVERHEAD = 16
 

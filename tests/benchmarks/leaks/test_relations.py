@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from benchmarks.leaks.relations import BLANKED, MECHANISMS, REMOVED, REPLACED
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
-from securecluster.protections.secure_sums.graph import least_survivors
+from securecluster.protections.secure_sums.graph import Plan
 from securecluster.protocols.common.options.option_group import refused_methods
 from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime.endpoint import MINIMUM, releases_of
 
 # of which a secure sum is unmasked, by its members
-SURVIVORS = partial(least_survivors, minimum=MINIMUM)
+SURVIVORS = Plan(MINIMUM).least_survivors
 
 CONFIDENCE = 0.9999  # of each bound: there are some hundred
 VARIANTS = [

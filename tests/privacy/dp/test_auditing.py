@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -31,7 +30,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.protections.secure_sums.graph import least_survivors
+from securecluster.protections.secure_sums.graph import Plan
 from securecluster.protocols.common.comparison.gram_mechanism import GramNoise
 from securecluster.runtime.call_context import CallContext, outside_run
 from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, answers
@@ -41,7 +40,7 @@ from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 # of which a secure sum is unmasked, by its members
-SURVIVORS = partial(least_survivors, minimum=2)
+SURVIVORS = Plan(2).least_survivors
 
 # scales are extreme on purpose
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")

@@ -6,6 +6,8 @@ operations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import compiled_kernels
@@ -16,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from pretended import PRETENDED, counted, pretending
 from scipy import stats
+from torch.utils import cpp_extension
 
 from securecluster.errors import SecureClusterWarning
 from securecluster.privacy.dp import device_cipher, device_noise
@@ -269,3 +272,24 @@ def test_kernels_that_cannot_be_used_are_told_of() -> None:
         assert usable("noise", missing, lambda _: True) is None
     with pytest.warns(SecureClusterWarning, match="they differ from torch's operations"):
         assert usable("noise", lambda: "kernels", lambda _: False) is None
+
+
+@pytest.mark.parametrize("home", [None, "/a/toolkit"])
+def test_kernels_compile_without_a_toolkit(
+    home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stub in the place of NVRTC, behind torch's own search for headers."""
+    asked = []
+
+    def stub(source: str, name: str) -> Callable[..., None]:
+        asked.append((name, cpp_extension.include_paths("cuda")))
+        return lambda *arguments: None
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", stub)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    device_cipher.compiled(torch.device("cuda", 0), device_cipher.KERNELS)("keystream")
+    ((name, folders),) = asked
+    assert name == "keystream" and all(Path(folder).name for folder in folders)
+    assert "#include" not in device_cipher.KERNELS
+    assert home == cpp_extension.CUDA_HOME

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import mpmath
 import numpy as np
@@ -25,10 +24,10 @@ from securecluster.privacy.dp.skellam_mechanism import (
     least_release,
     rounded,
 )
-from securecluster.protections.secure_sums.graph import build_graph, least_survivors
+from securecluster.protections.secure_sums.graph import Plan, build_graph
 
 # of which a secure sum is unmasked, by its members
-SURVIVORS = partial(least_survivors, minimum=2)
+SURVIVORS = Plan(2).least_survivors
 
 DELTA = 1e-5
 STREAMS = NoiseStreams.derived(Randomness(0), "run")
@@ -163,8 +162,8 @@ def test_the_ledger_prices_sums_with_everything_else() -> None:
 
 def test_shares_are_the_fewest_survivors_that_guards_allow() -> None:
     for members in (2, 3, 6, 12, 57, 200, 400):
-        graph = build_graph(range(members), bytes(32), 2)
-        least = least_survivors(members, 2)
+        graph = build_graph(range(members), bytes(32), Plan(2))
+        least = Plan(2).least_survivors(members)
         assert 2 * least > members
         if graph.degree == members - 1:
             assert least == max(graph.threshold, members // 2 + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import itertools
 import sys
 from typing import Any
@@ -22,6 +24,7 @@ from securecluster.privacy.masking.pads import (
     check_public_keys,
     field_key,
     members_hash,
+    point,
     transcript,
 )
 
@@ -237,6 +240,17 @@ def test_duplicate_keys_are_refused_in_every_encoding() -> None:
     ):
         with pytest.raises(FrameError):
             check_public_keys(forged, 0, own)
+    checked = {point(bob): 1, point(third): 2}
+    check_public_keys({}, 0, own, checked)
+    check_public_keys({0: own, 1: bob}, 0, own, {**checked, point(own): 0})
+    for forged, known in (
+        ({3: bob}, checked),
+        ({3: high_bit}, checked),
+        ({}, {**checked, point(own): 3}),
+        ({0: bob}, {point(third): 2}),
+    ):
+        with pytest.raises(FrameError):
+            check_public_keys(forged, 0, own, known)
 
 
 def test_every_call_attempt_list_and_field_has_a_key_of_its_own() -> None:
@@ -290,6 +304,10 @@ def test_pads_wrap_cancel_and_do_not_depend_on_blocks(
     expected = [int(x) for x in values]
     for secret, sign in streams:
         stream = byte_source(secret)(count * dtype.itemsize)
+        if len(stream) <= 32:
+            # RFC 5869, section 2.3, by hand
+            about = b"securecluster short pad v1" + b"\x01"
+            stream = hmac.new(secret, about, hashlib.sha256).digest()
         for k in range(count):
             word = int.from_bytes(stream[k * dtype.itemsize : (k + 1) * dtype.itemsize], "little")
             expected[k] += sign * word

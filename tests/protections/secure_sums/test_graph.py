@@ -7,13 +7,17 @@ import random
 from collections.abc import Collection
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from scipy.stats import hypergeom
 
 from securecluster.errors import UsageError
 from securecluster.protections.secure_sums.graph import (
-    ALL_PAIRS,
+    FEWEST,
     SECURITY,
     Graph,
+    Plan,
+    _tails,
     all_pairs_threshold,
     build_graph,
     complete_graph,
@@ -51,21 +55,24 @@ def exact_failure(n: int, k: int, t: int, minimum: int, lost: int, colluding: in
     return disconnected + leaks + too_few
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 17, ALL_PAIRS])
+PLAN = Plan(3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_small_groups_share_all_pairs(count: int) -> None:
     members = random.Random(0).sample(range(10_000), count)
-    graph = build_graph(members, SEED, minimum=1, colluding=0.0)
+    graph = build_graph(members, SEED, Plan(1, colluding=0.0))
     assert graph.is_complete
     for client in members:
         assert graph.neighbours(client) == tuple(sorted(set(members) - {client}))
         assert graph.holders(client) == tuple(sorted(members))
 
 
-@pytest.mark.parametrize("count", [ALL_PAIRS + 1, 500])
+@pytest.mark.parametrize("count", [20, 201, 500])
 def test_large_groups_are_regular_and_symmetric(count: int) -> None:
     members = random.Random(0).sample(range(10_000), count)
-    graph = build_graph(members, SEED, minimum=3)
-    degree, threshold = degree_and_threshold(count, 3, 0.1, 0.1)
+    graph = build_graph(members, SEED, PLAN)
+    degree, threshold = PLAN.degree_and_threshold(count)
     assert (graph.degree, graph.threshold) == (degree, threshold)
     assert degree % 2 == 0
     assert degree < count - 1
@@ -80,10 +87,10 @@ def test_large_groups_are_regular_and_symmetric(count: int) -> None:
 def test_a_graph_follows_from_the_seed_and_the_members_alone() -> None:
     members = list(range(300))
     shuffled = random.Random(0).sample(members, 300)
-    graph = build_graph(members, SEED, minimum=3)
-    assert build_graph(shuffled, SEED, minimum=3) == graph
-    assert build_graph(members, b"another seed", minimum=3).ring != graph.ring
-    assert build_graph(range(1, 301), SEED, minimum=3).ring != tuple(i + 1 for i in graph.ring)
+    graph = build_graph(members, SEED, PLAN)
+    assert build_graph(shuffled, SEED, PLAN) == graph
+    assert build_graph(members, b"another seed", PLAN).ring != graph.ring
+    assert build_graph(range(1, 301), SEED, PLAN).ring != tuple(i + 1 for i in graph.ring)
     assert sorted(graph.ring) == members
 
 
@@ -93,7 +100,7 @@ def test_any_two_members_are_neighbours_equally_often() -> None:
     pairs = [(0, 1), (0, 100), (57, 143)]
     counts = dict.fromkeys(pairs, 0)
     for number in range(400):
-        graph = build_graph(range(201), b"%d" % number, 3, 0.05, 0.05)
+        graph = build_graph(range(201), b"%d" % number, Plan(3, 0.05, 0.05))
         for i, j in pairs:
             counts[i, j] += j in graph.neighbours(i)
     share = degree / 200
@@ -130,6 +137,43 @@ def test_probabilities_agree_with_exact_fractions(n: int, degree: int, share: fl
         ours = failure_probability(n, degree, threshold, minimum, dropouts, colluding)
         exact = exact_failure(n, degree, threshold, minimum, lost, colluders)
         assert ours == pytest.approx(float(exact), rel=1e-8, abs=1e-300)
+
+
+@pytest.mark.parametrize("n", [201, 10_000])
+def test_tails_are_those_of_scipy(n: int) -> None:
+    for marked, draws in ((n // 10, 60), (n // 3, 100), (2, 20), (0, 6), (n - 1, 6)):
+        ours = _tails(n - 1, marked, draws)
+        theirs = hypergeom.sf(np.arange(-1, draws), n - 1, marked, draws)
+        assert ours == pytest.approx(theirs, rel=1e-8, abs=1e-280)
+
+
+@pytest.mark.parametrize("plan", [Plan(2), Plan(2, 0.3, 0.0), Plan(3, 0.0, 0.25)])
+def test_a_client_has_no_more_neighbours_in_a_smaller_sum(plan: Plan) -> None:
+    degrees = [plan.degree_and_threshold(count)[0] for count in range(3, 450)]
+    most = 0
+    for count, degree in enumerate(degrees, 3):
+        assert degree >= most - 6
+        assert degree == count - 1 or FEWEST <= degree <= count - 2
+        most = max(most, degree)
+    assert degrees[202 - 3] <= 1.1 * degrees[200 - 3]
+
+
+@pytest.mark.parametrize("members", [13, 20, 30, 57, 120, 300])
+@pytest.mark.parametrize("losses", [(0.1, 0.1), (0.2, 0.05), (0.0, 0.2)])
+def test_plans_are_below_the_bound_by_exact_fractions(
+    members: int, losses: tuple[float, float]
+) -> None:
+    plan = Plan(2, *losses)
+    degree, threshold = plan.degree_and_threshold(members)
+    lost = math.floor(losses[0] * members + 1e-9)
+    colluders = math.floor(losses[1] * members + 1e-9)
+    if degree == members - 1:
+        # who sends different lists learns of 2t - n - c honest clients at least
+        assert 2 * threshold - members - colluders >= 2
+        assert plan.bears(members) and members - threshold >= math.floor(losses[0] * members)
+    else:
+        assert exact_failure(members, degree, threshold, 2, lost, colluders) < Fraction(1, 2**40)
+    assert plan.least_survivors(members) == max(threshold, members // 2 + 1)
 
 
 @pytest.mark.exhaustive
