@@ -212,6 +212,17 @@ class SumProtection(Protection):
         """
         return True
 
+    def is_sparse(self, members: int, minimum: int, lost: float, colluding: float) -> bool:
+        """Return whether fewer than all pairs of some members share keys.
+
+        Args:
+            members: of the sum.
+            minimum: as in `least_survivors`.
+            lost: as in `least_survivors`.
+            colluding: as in `least_survivors`.
+        """
+        return False
+
     def planned(self, members: int, minimum: int, lost: float, colluding: float) -> str:
         """Return what a sum of some members bears, for reports; empty where there is no plan.
 

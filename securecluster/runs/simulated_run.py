@@ -84,6 +84,7 @@ class SimulatedRun:
             self.clients = BlockedClients(method, federation, settings, secrets)
         else:
             self.clients = ClientsHalf.of(method, federation, settings, secrets)
+        method.sums.warn_of_losses(settings.dropout, len(federation.names))
         dropouts = random_dropouts(settings.dropout, public, federation.names)
         transport: Transport = self.clients.transport(dropouts)
         self._authority = self._authority_of(secrets)

@@ -8,12 +8,13 @@ that works: a secure sum never becomes a plain one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import IN_PYTHON, AtLeast, KeyOf, Number
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.registry import ADVISED, AGGREGATIONS, LEFT_SUMS, PLAIN
@@ -195,6 +196,24 @@ class SumOptions(option_group.OptionGroup):
                 f"no secure sum of {clients} clients bears {self.lost:.0%} lost and "
                 f"{self.colluding:.0%} colluding ones: plan for fewer of either"
             )
+
+    def warn_of_losses(self, dropout: float, clients: int) -> None:
+        """Warn where more clients are to be lost than secure sums are planned for.
+
+        Args:
+            dropout: probability that a client loses a reply.
+            clients: m; sums over a few, in which all pairs share keys, bear more than is planned.
+        """
+        if not self.hide_replies or dropout <= self.lost:
+            return
+        if not self.protection.is_sparse(clients, self.least_members, self.lost, self.colluding):
+            return
+        warnings.warn(
+            f"secure sums are planned for {self.lost:.0%} lost members, and dropout is "
+            f"{dropout:.0%}: sums that lose too many fail; give lost (--lost) a larger share",
+            SecureClusterWarning,
+            stacklevel=2,
+        )
 
     def refusal_of_shares(self, method: Method) -> str | None:
         """Return why clients' shares of the noise would not all be in secure sums.

@@ -27,7 +27,7 @@ from securecluster.runtime.endpoint import COLLUDING, LOST
 
 # neighbours in the sparsest graph: small sums then bear more lost members than planned (not in the
 # papers)
-FEWEST = 10
+FEWEST = 20
 # -log2 of the probability that a random graph fails
 SECURITY = 40
 

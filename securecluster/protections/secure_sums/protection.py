@@ -49,6 +49,18 @@ class SecureSumProtection(SumProtection):
         """
         return Plan(minimum, lost, colluding).bears(members)
 
+    def is_sparse(self, members: int, minimum: int, lost: float, colluding: float) -> bool:
+        """Return whether fewer than all pairs of some members share keys.
+
+        Args:
+            members: of the sum.
+            minimum: as in `least_survivors`.
+            lost: as in `least_survivors`.
+            colluding: as in `least_survivors`.
+        """
+        degree, _ = Plan(minimum, lost, colluding).degree_and_threshold(members)
+        return degree < members - 1
+
     def planned(self, members: int, minimum: int, lost: float, colluding: float) -> str:
         """Return how many neighbours share keys, and what that bears.
 

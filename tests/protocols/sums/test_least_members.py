@@ -176,3 +176,17 @@ def test_a_clients_smallest_sum_is_that_of_all_rounds(federation: Federation) ->
     made = FedAvg(**SECURE, cohort_size=0)
     served = serve(made, federation, lambda call: {8} if call.round == 2 else set())
     assert served.net.state.smallest_sums == {**dict.fromkeys(range(8), 8), 8: 9}
+
+
+@pytest.mark.parametrize(
+    ("dropout", "lost", "clients", "warned"),
+    [(0.3, 0.1, 30, True), (0.05, 0.1, 30, False), (0.3, 0.3, 30, False), (0.3, 0.1, 20, False)],
+)
+def test_more_losses_than_sums_are_planned_for_are_said(
+    dropout: float, lost: float, clients: int, warned: bool
+) -> None:
+    sums = variant("fedavg", aggregation="secagg", lost=lost).sums
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sums.warn_of_losses(dropout, clients)
+    assert ["planned for 10% lost members" in str(one.message) for one in caught] == [True] * warned
