@@ -64,6 +64,7 @@ from securecluster.commands import execution
 from securecluster.commands.failures import traceback_of
 from securecluster.core.client_names import ClientNames, at, called_by_position
 from securecluster.core.number_format import printable
+from securecluster.core.optional_packages import need
 from securecluster.core.progress import bar
 from securecluster.errors import (
     NoOutputsError,
@@ -83,6 +84,7 @@ from securecluster.runtime.settings import Settings
 from securecluster.statements.disclosures import disclosures
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.text import Text
 
     from securecluster.data.federation import Federation
@@ -207,6 +209,28 @@ class Audit:
     def table(self) -> dict[str, Any]:
         """Return the table that the command writes, as JSON values."""
         return content(self)
+
+    def to_frame(self) -> DataFrame:
+        """Return a row for each attack, on the run and on its twin.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        pandas = need("pandas")
+        rows = []
+        for column in (RUN, TWIN):
+            for finding in self.findings[column]:
+                judged = finding.verdict if column == RUN else finding.outcome
+                row = {"attack": finding.attack, "on": column, "verdict": judged}
+                row |= {"reason": finding.reason, "seconds": finding.seconds}
+                if finding.score is not None:
+                    score = finding.score
+                    row |= {"metric": score.metric, "score": score.value, "chance": score.chance}
+                    row |= {"low": score.interval.low, "high": score.interval.high}
+                    row["chance_low"] = score.chance_interval.low
+                    row["chance_high"] = score.chance_interval.high
+                rows.append(row)
+        return pandas.DataFrame(rows)
 
     def show(self) -> None:
         """Print what the command prints."""

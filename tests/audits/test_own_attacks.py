@@ -107,6 +107,10 @@ def test_one_call_audits_what_was_fitted(
         result = securecluster.audit(run, federation, attacks=["own_attacks:Mine"])
         assert [row["attack"] for row in result.table["attacks"]] == ["mine"]
         assert result.sentences and not result.failed
+        frame = result.to_frame().set_index("on")
+        assert frame.loc["run", "attack"] == "mine"
+        assert frame.loc["run", "score"] == result.tried[0].score.value
+        assert frame.loc["run", "low"] <= frame.loc["run", "score"] <= frame.loc["run", "high"]
         result.show()
         assert "mine" in capsys.readouterr().out
     again = securecluster.audit("fitted", attacks=["mine"])

@@ -29,7 +29,7 @@ from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas,
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import Secrets
@@ -143,9 +143,34 @@ class ModelSetClient(client.TrainingClient):
             context.step,
             self._pipeline.buffer_width(self.cohort.model.dimension),
             sizes,
+            self.near(context),
         )
         size = self._sizes(context) if weighted else None
         return Update(Rows(delta), size)
+
+    def near(self, context: CallContext) -> MeanRegularizer | None:
+        """Return the proximal term of the clients' training; without one, None.
+
+        Args:
+            context: the clients.
+        """
+        return None
+
+    def sample_losses(self, positions: Sequence[int], j: int) -> list[torch.Tensor]:
+        """Return the loss of each training sample of clients under model j, (n_i,) for each client.
+
+        Args:
+            positions: of the clients.
+            j: number of the model, of the first start.
+        """
+        network = self.cohort.model
+        losses = []
+        with torch.no_grad():
+            for k in positions:
+                views = network.views(self.evaluated_rows(0, j, [k]).values[0])
+                outputs = network.call(views, self.cohort.inputs(k))
+                losses.append(network.objective.losses(outputs, self.cohort.labels(k)))
+        return losses
 
     def offered_losses(self, context: CallContext, query: ModelAverages) -> torch.Tensor:
         """Return newcomers' losses (b, k) of the models of the query; inf for all others.

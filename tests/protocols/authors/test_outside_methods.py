@@ -1,5 +1,5 @@
-"""FeSEM and FlexCFL, each a published method in one short file: what every protocol must keep, with
-masks, noise, secure sums, clients that are lost, and newcomers.
+"""FeSEM, FlexCFL and FedSoft, each a published method in one short file: what every protocol must
+keep, with masks, noise, secure sums, clients that are lost, and newcomers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, Protocol, interrupt_after, serve, serve_nodes
+from fedsoft import FedSoft
 from fesem import FeSEM
 from flexcfl import FlexCFL
 
@@ -31,9 +32,9 @@ TWELVE = Federation.simulate(
 )
 RUN = TWELVE.select(range(8))
 NEWCOMERS = TWELVE.select(range(8, 12))
-METHODS = (FeSEM, FlexCFL)
+METHODS = (FeSEM, FlexCFL, FedSoft)
 TARGET = {"clip": 1.0, "target_epsilon": 8.0}
-LINES = {"fesem.py": 70, "flexcfl.py": 45}
+LINES = {"fesem.py": 70, "flexcfl.py": 45, "fedsoft.py": 60}
 
 
 def made(protocol: Protocol, **params: Any) -> Any:
@@ -156,6 +157,42 @@ def test_what_a_client_trained_is_not_weighted() -> None:
     expected = update.delta.values[:, :d] / client.cohort.sizes[0]
     assert torch.equal(client.moved[(0,)], expected)
     assert torch.equal(client.base[0], client.cohort.start)
+
+
+def test_fedsoft_trains_near_its_mixture_as_plain_torch_does() -> None:
+    options = {"mask": "none", "rounds": 1, "epochs": 3, "batch_size": 64, "lr": 0.1, "pull": 2.0}
+    client: Any = build_client(made(FedSoft, **options), RUN, DOUBLE).client
+    served = serve(made(FedSoft, **options), RUN)
+    ids = tuple(range(len(RUN)))
+    query = served.state.running.begin(0, 2, 8, False).message_for(list(ids))
+    shares = client.weigh(CallContext(ids, ids, 1, 1), query).shares.values
+    centres = torch.stack([each.models.values for each in client.model_sets[0]], 1)
+    assigned = torch.arange(8) % 2
+    context = CallContext(ids, ids, 1, 2)
+    update = client.contribute(context, AssignedModel(Rows(assigned)))
+    moved = client.own_updates(update)
+
+    def losses(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = torch.nn.functional.linear(x, flat[:640].view(10, 64), flat[640:])
+        return torch.nn.functional.cross_entropy(logits, y, reduction="none")
+
+    for i, shard in enumerate(RUN.shards):
+        x = torch.as_tensor(shard.x, dtype=torch.float64).flatten(1)
+        y = torch.as_tensor(shard.y)
+        best = torch.stack([losses(centre, x, y) for centre in centres[i]]).argmin(0)
+        u = (best.bincount(minlength=2) / len(y)).double().clamp(min=0.01)
+        u = u / u.sum()
+        # what is released has single precision, and the mixture follows from it
+        torch.testing.assert_close(shares[i].double(), u, rtol=0, atol=1e-7)
+        u = shares[i].double()
+        w = centres[i, assigned[i]].clone().requires_grad_()
+        for _ in range(3):  # an epoch is one batch
+            pulls = [u[s] * (w - centres[i, s]).square().sum() for s in range(2)]
+            loss = losses(w, x, y).mean() + 2.0 / 2 * sum(pulls)
+            (gradient,) = torch.autograd.grad(loss, w)
+            w = (w - 0.1 * gradient).detach().requires_grad_()
+        expected = w.detach() - centres[i, assigned[i]]
+        torch.testing.assert_close(moved[i], expected, rtol=0, atol=1e-9)
 
 
 def test_a_client_alone_with_a_centre_sends_no_update() -> None:
