@@ -24,6 +24,7 @@ OPTIONAL = {
     "import jax\n": "jax",
     "utils.tensorboard import": "tensorboard",
     "import mlflow\n": "mlflow",
+    "flower-superlink": "flwr",
 }
 INSTALLED = "pip install -e . && "  # done already where blocks are run
 

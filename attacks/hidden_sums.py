@@ -8,7 +8,8 @@ reveals:
 
 - from points: the client's point, exactly, since it is a function of the client's data alone; and,
   with the public centres, its cluster, by the rule that the client itself follows. With residuals,
-  points depend on an earlier sum, and the sum of their parts takes their place
+  points depend on an earlier sum, and the sum of their parts takes their place. Where label maps
+  are sought, so does the first sum of class means, whose labels no sum tells
 - from blocks of the first round: the client's weighted update, since the sum over all blocks holds
   the updates of all clients from θ_0, whatever cluster each is in; and its number of samples, from
   the difference of the weights. The update gives away what any single update does: label counts,
@@ -47,6 +48,7 @@ from securecluster.runtime.endpoint import SUM
 
 POINT = "point"  # fields of sums
 PARTS = "parts"
+ANCHORS = "anchors"
 BLOCKS = "blocks"
 SOURCE = "Denning 1980, on trackers; on these sums not in a paper"
 NEEDS = "sums over two groups that differ in one client, such as those of a run before it left"
@@ -126,15 +128,25 @@ class TwoSums(Attack):
             return NO_PAIR
         return None
 
+    def subtracted(self, view: View) -> str:
+        """Return the field whose sums are subtracted.
+
+        Args:
+            view: what the adversary observed.
+        """
+        if self.field == POINT:
+            for field in (PARTS, ANCHORS):
+                if any(_sums(view, field)):
+                    return field
+        return self.field
+
     def differences(self, view: View) -> dict[int, Difference]:
         """Return by client what it added to the first sum that is known with and without it.
 
         Args:
             view: what the adversary observed.
         """
-        field = self.field
-        if field == POINT and any(_sums(view, PARTS)):
-            field = PARTS
+        field = self.subtracted(view)
         sums = list(_sums(view, field))
         # A second run numbers its clients anew from 0: undo this before comparing members.
         candidates = [*sums]
@@ -282,6 +294,14 @@ class HiddenCluster(TwoSums):
         if reason is None and _public_centres(view) is None:
             return "not applicable: the centres were not observed"
         return reason
+
+    def subtracted(self, view: View) -> str:
+        """Return the field of what clients assign themselves by.
+
+        Args:
+            view: what the adversary observed.
+        """
+        return PARTS if any(_sums(view, PARTS)) else POINT
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the guessed cluster by client: that of the nearest centre.
@@ -452,6 +472,8 @@ def _sums(view: View, field: str) -> Iterator[ObservedSum]:
             if weights is not None:
                 weight = float(weights.values[position].sum())
             yield ObservedSum(field, outcome.round, outcome.step, frozenset(group), values, weight)
+        if field == ANCHORS:
+            return  # later sums depend on the first
 
 
 def _difference(larger: ObservedSum, smaller: ObservedSum) -> Difference:
@@ -499,8 +521,12 @@ def _public_centres(view: View) -> tuple[Array, Array, Array, Array | None] | No
 
 
 def _true_points(truth: Truth) -> dict[int, Array]:
-    """Return by client its point, or the parts of it where these are summed."""
-    return _true_rows(truth, PARTS) or _true_rows(truth, POINT)
+    """Return by client what it sent first: parts of its point, class means, or its point."""
+    for field in (PARTS, ANCHORS):
+        rows = _true_rows(truth, field)
+        if rows:
+            return rows
+    return _true_rows(truth, POINT)
 
 
 def _true_rows(truth: Truth, field: str) -> dict[int, Array]:

@@ -397,6 +397,19 @@ def parts_of(setting: str, seed: int) -> tuple[Array, list[int]]:
         seed: of the federation.
     """
     chosen = SETTINGS[setting]
+    means, counts, truth = class_means_of(chosen, seed)
+    sketch = ClassMeans(SHAPE, means.shape[1], POINT_SIZE * chosen.told, seed)
+    of_classes, weights = zip(*map(sketch.parts_of_means, means, counts), strict=True)
+    return noisy_centres.part_rows(np.stack(of_classes), np.stack(weights)), truth
+
+
+def class_means_of(chosen: Setting, seed: int) -> tuple[Array, Array, list[int]]:
+    """Return the clients' smoothed class means, (m, c, f), counts, (m, c), and true clusters.
+
+    Args:
+        chosen: the setting.
+        seed: of the federation.
+    """
     k = len(chosen.sizes)
     truth: list[int] = np.repeat(range(k), chosen.sizes).tolist()
     turned, labels = pool_of(chosen.data)
@@ -408,18 +421,17 @@ def parts_of(setting: str, seed: int) -> tuple[Array, list[int]]:
         for cluster in range(k):
             _, y = shift.transform(cluster, blank, names[cluster], classes, Randomness(seed))
             names[cluster] = np.asarray(y)
-    sketch = ClassMeans(SHAPE, classes, POINT_SIZE * chosen.told, seed)
-    class_parts = []
+    class_means = []
+    class_counts = []
     dealt = rows_of(chosen, labels, Randomness(seed).generator("images"))
     for cluster, rows in zip(truth, dealt, strict=True):
         images = turned[cluster if chosen.shift == "rotations" else 0][rows]
         one_hot = np.eye(classes)[names[cluster][labels[rows]]]
         counts = one_hot.sum(0)
         # low frequencies are linear in the images: their means are those of the mean image
-        means = one_hot.T @ images / np.maximum(counts, 1.0)[:, None]
-        class_parts.append(sketch.parts_of_means(means, counts))
-    of_classes, weights = zip(*class_parts, strict=True)
-    return noisy_centres.part_rows(np.stack(of_classes), np.stack(weights)), truth
+        class_means.append(one_hot.T @ images / np.maximum(counts, 1.0)[:, None])
+        class_counts.append(counts)
+    return np.stack(class_means), np.stack(class_counts), truth
 
 
 @cache

@@ -22,6 +22,7 @@ from securecluster.protocols import authoring as fl
 
 # A class of n samples counts n/(n + PRIOR) of its mean: few samples say little about a class.
 PRIOR = 2.0
+LONGEST_ROW = 256  # numbers of a class mean by itself
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,52 @@ class ClassMeans:
             labels: (n,) their classes.
         """
         return self.parts_of_means(*self._means(inputs, labels))
+
+    def class_rows(self, inputs: torch.Tensor, labels: Sequence[int]) -> tuple[Array, Array]:
+        """Return a client's class means by themselves, (c, g), and their weights, (c,).
+
+        Args:
+            inputs: (n, ...) samples.
+            labels: (n,) their classes.
+        """
+        return self.class_rows_of_means(*self._means(inputs, labels))
+
+    def class_rows_of_means(self, means: Array, counts: Array) -> tuple[Array, Array]:
+        """Return class means without what they have in common, (c, g), and weights, (c,).
+
+        Images lose their mean brightness, which varies most and tells least about a class. Longer
+        rows are sketched, by one public map for all classes.
+
+        Args:
+            means: (c, f) of `smooth`; zeros for a class without samples.
+            counts: (c,) numbers of samples.
+        """
+        rows = self._centred(means, counts)
+        if len(self.shape) == 3:
+            # the first frequency of each channel is its mean
+            by_channel = rows.reshape(self.classes, self.shape[0], -1)
+            rows = by_channel[:, :, 1:].reshape(self.classes, -1)
+        if rows.shape[1] > LONGEST_ROW:
+            rows = rows @ self._row_sketch(rows.shape[1])
+        return np.asarray(rows), _weights(counts)
+
+    @property
+    def row_length(self) -> int:
+        """Return g, the numbers of a row of `class_rows`."""
+        nothing = np.zeros((self.classes, math.prod(self.shape)))
+        rows, _ = self.class_rows_of_means(self.smooth(nothing), np.zeros(self.classes))
+        return int(rows.shape[1])
+
+    @cached_property
+    def first_anchors(self) -> Array:
+        """Return public draws, (c, g), that class means are matched to first."""
+        generator = fl.Randomness(self.seed).generator("hidden", "anchors")
+        return generator.standard_normal((self.classes, self.row_length))
+
+    def _row_sketch(self, length: int) -> Array:
+        """Return the public sketch of long rows, (length, g)."""
+        generator = fl.Randomness(self.seed).generator("hidden", "rows")
+        return generator.standard_normal((length, LONGEST_ROW))
 
     def _means(self, inputs: torch.Tensor, labels: Sequence[int]) -> tuple[Array, Array]:
         """Return a client's smoothed class means, (c, f), and its counts, (c,)."""

@@ -14,7 +14,7 @@ are no counts, which would be further releases; nor with plain sums, whose serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -30,6 +30,7 @@ from securecluster.protocols.common.averages import counted_blocks
 from securecluster.protocols.common.averages.model_sets import selected_rows
 from securecluster.protocols.common.messages import AVERAGES
 from securecluster.protocols.hidden.class_means import ClassMeans
+from securecluster.protocols.hidden.label_client import LabelMaps
 
 UNASSIGNED = -1
 
@@ -145,7 +146,7 @@ class ClusterBlocks:
     weight: Annotated[fl.Rows | None, fl.Real(("clusters",), low=0, maximum=fl.MOST_SAMPLES)]
 
 
-class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
+class HiddenClient(LabelMaps, counted_blocks.CountedBlocks, fl.TrainingClient):
     """Clients that tell nobody which cluster they are in.
 
     Args:
@@ -184,6 +185,7 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
         self._residuals = residuals
         self._points: dict[int, Array] = {}  # by position
         self._parts: dict[int, tuple[Array, Array]] = {}  # of points, by position
+        self._class_rows = {}
         # the last message of averages, and the same by blocks: chunks of a sum share it
         self._split: tuple[torch.Tensor | None, torch.Tensor] = (None, torch.zeros(0, 0))
 
@@ -333,7 +335,26 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
                 f"{len(query.centres.value)} centres are not those of {self._clusters} clusters: "
                 "the request is refused"
             )
-        current = query.digest()
+
+        def nearest() -> Array:
+            centres = query.centres.value.double().cpu().numpy()
+            return noisy_centres.nearest_centres(self._coordinates(context, query), centres)
+
+        return self._take_cluster(context, query.digest(), nearest)
+
+    def _take_cluster(
+        self, context: fl.CallContext, current: torch.Tensor, nearest: Callable[[], Array]
+    ) -> fl.Ack:
+        """Assign clients to clusters, unless they have assigned themselves to others.
+
+        Args:
+            context: the clients (b,).
+            current: digest of what the clusters are, (32,) uint8.
+            nearest: returns each client's cluster, (b,).
+
+        Raises:
+            PolicyError: a client has assigned itself before, to other centres.
+        """
         for i, before in zip(context.ids, self._assigned_to[context.positions], strict=True):
             # Whatever its cluster would be: a refusal must not tell of the data.
             if bool(before.any()) and not torch.equal(before, current):
@@ -341,11 +362,9 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
                     f"client {i} has assigned itself before, and other centres could tell to what: "
                     "the request is refused"
                 )
-        coordinates = self._coordinates(context, query)
-        centres = query.centres.value.double().cpu().numpy()
-        nearest = noisy_centres.nearest_centres(coordinates, centres)
+        labels = nearest()
         self._assigned_to[context.positions] = current
-        self._labels[context.positions] = nearest
+        self._labels[context.positions] = labels
         return fl.Ack()
 
     @fl.answers(fl.SUM, through=("blocks",), fresh=True, trains="usual", unmasked=("weight",))

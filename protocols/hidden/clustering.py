@@ -1,4 +1,4 @@
-"""The server's part in clustering: centres from sums over all clients.
+"""The server's part in clustering: centres, or label maps, from sums over all clients.
 
 With noise, or where sums are plain, there are four sums (`clustering.noisy_centres`), or five with
 residuals. In secure sums without noise, a block that few clients fill would tell of these, so that
@@ -11,7 +11,9 @@ clients are the nearest to after the step are dissolved, the smallest first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from securecluster.clustering.labels import Array
 from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.averages import counted_blocks
-from securecluster.protocols.hidden import client
+from securecluster.protocols.hidden import client, label_client, label_search
 
 
 def empty() -> torch.Tensor:
@@ -41,25 +43,113 @@ class Centres:
     # how well the centres are told apart, from 0 to 1, see `noisy_centres.separation`
     separation: float = 1.0
     parts: torch.Tensor = field(default_factory=empty)  # (c, q); empty if nothing is subtracted
+    # where clusters are found by label maps: (c, g), the buckets of the clusters, and what
+    # `label_search.FoundMaps` says of them
+    anchors: torch.Tensor = field(default_factory=empty)
+    places: list[int] = field(default_factory=list)
+    clear: int = 0
+    mass: float = 1.0
 
     @property
     def subtracted(self) -> fl.Shared | None:
         """Return the mean parts of classes that clients subtract, if any."""
         return fl.Shared(self.parts) if self.parts.numel() else None
 
+    def assign(self, net: fl.ServerChannel, to: Sequence[int]) -> fl.Replies[fl.Ack]:
+        """Let clients assign themselves to the clusters.
+
+        Args:
+            net: the server's channel.
+            to: clients.
+        """
+        if self.places:
+            maps = label_client.PublicMaps(
+                fl.Shared(self.anchors), fl.Shared(torch.tensor(self.places))
+            )
+            return net.gather(client.HiddenClient.assign_by_map, maps, to=to)
+        return net.gather(client.HiddenClient.assign, self.message(), to=to)
+
     def message(self) -> client.PublicCentres:
-        """Return the message to clients."""
+        """Return the message of centres to clients."""
         return client.PublicCentres(
             fl.Shared(self.mean), fl.Shared(self.basis), fl.Shared(self.centres), self.subtracted
         )
 
 
-def find_centres(method: Any, net: fl.ServerChannel) -> Centres:
+def find_clusters(method: Any, net: fl.ServerChannel) -> Centres:
+    """Return what clients assign themselves by: label maps, or centres.
+
+    Args:
+        method: the `Hidden` of the run.
+        net: the server's channel.
+
+    Raises:
+        UpdateError: no sum of several tries has enough clients.
+    """
+    if not method.by_labels:
+        return find_centres(method, net)
+    summed = _SumsOfLabels(net, method.sums.counts_first(method))
+    if method.by_points and method.privacy.stand_ins:
+        # of the ways on, the one of the most releases: the sums of points, twice
+        label_search.find_anchors(summed)
+        return find_centres(method, net, label_search.MOST_TIMES)
+    fewest = method.minimum_size
+    if summed.counts_first:
+        fewest = max(fewest, method.sums.least_choosers)
+    found = label_search.search(
+        summed,
+        lambda name, clients: method.deviation(net.agreed, name, clients),
+        method.k,
+        fewest,
+        method.by_points,
+    )
+    if isinstance(found, int):
+        return find_centres(method, net, found)
+    return Centres(
+        anchors=torch.as_tensor(found.anchors),
+        places=found.places,
+        sizes=found.counts,
+        clear=found.clear,
+        mass=found.mass,
+    )
+
+
+@dataclass(frozen=True)
+class _SumsOfLabels:
+    """Sums over all clients by which label maps are found."""
+
+    net: fl.ServerChannel
+    counts_first: bool
+
+    def __call__(self, name: str, anchors: Array | None) -> tuple[Array, int]:
+        """Return a sum, and the number of its clients.
+
+        Args:
+            name: of the sum.
+            anchors: (c, g) that clients get; None for none.
+        """
+        clients = client.HiddenClient
+        if anchors is None:
+            sums = _summed(self.net, clients.send_means, fl.Empty())
+            return _array(sums.rows.anchors), sums.counts[0]
+        public = label_client.PublicAnchors(fl.Shared(torch.as_tensor(anchors)))
+        if name == label_search.MATCHED:
+            sums = _summed(self.net, clients.send_matched, public)
+            return _array(sums.rows.anchors), sums.counts[0]
+        if self.counts_first:
+            counted, counts = _counted(self.net, clients.count_map, public)
+            return np.array(counts, dtype=np.float64), len(counted.ids)
+        sums = _summed(self.net, clients.send_map, public)
+        return _array(sums.rows.maps), sums.counts[0]
+
+
+def find_centres(method: Any, net: fl.ServerChannel, times: int = 1) -> Centres:
     """Return centres from sums over all clients.
 
     Args:
         method: the `Hidden` of the run.
         net: the server's channel.
+        times: how often each sum with noise is formed; their mean is used.
 
     Raises:
         UpdateError: no sum of several tries has enough clients.
@@ -73,50 +163,52 @@ def find_centres(method: Any, net: fl.ServerChannel) -> Centres:
             class_sums = _counted_parts(method, net)
             deviation = 0.0
         else:
-            sums = _summed(net, client.HiddenClient.send_parts, fl.Empty())
+            sums = _summed(net, client.HiddenClient.send_parts, fl.Empty(), times)
             class_sums = sums.rows.parts
-            deviation = method.deviation(net.agreed, "parts", sums.counts[0])
+            deviation = method.deviation(net.agreed, "parts", sums.counts[0]) / math.sqrt(times)
         means = noisy_centres.mean_parts(_array(class_sums), deviation)
         public.parts = torch.as_tensor(means).to(class_sums.table.cpu())
     # Sum 1: the mean of all points. It is subtracted before directions are compared, since the
     # part that all clients have in common does not separate clusters.
     if method.residuals:
         query = client.PublicParts(fl.Shared(public.parts))
-        points = _summed(net, client.HiddenClient.send_residual, query)
+        points = _summed(net, client.HiddenClient.send_residual, query, times)
     else:
-        points = _summed(net, client.HiddenClient.send_point, fl.Empty())
+        points = _summed(net, client.HiddenClient.send_point, fl.Empty(), times)
     public.mean = points.rows.point.table[0].cpu() / points.counts[0]
     # Sum 2: second moments. k centres differ in k − 1 directions.
     centred = client.PublicMean(fl.Shared(public.mean), public.subtracted)
-    moments = _summed(net, client.HiddenClient.send_moments, centred)
+    moments = _summed(net, client.HiddenClient.send_moments, centred, times)
     r = method.subspace
     basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
     public.basis = torch.as_tensor(basis).to(public.mean)
     cells = noisy_centres.code_book(r, method.cells(net.agreed))
     if counts_first:
         return _counted_centres(method, net, public, cells)
-    return _summed_centres(method, net, public, cells)
+    return _summed_centres(method, net, public, cells, times)
 
 
-def _summed_centres(method: Any, net: fl.ServerChannel, public: Centres, cells: Array) -> Centres:
+def _summed_centres(
+    method: Any, net: fl.ServerChannel, public: Centres, cells: Array, times: int
+) -> Centres:
     """Return centres from a sum over the cells of a code book, and one over centres."""
     # Sum 3: counts and displacements in the cells of a public code book. The server never sees
     # single points, so cells stand for them, and the noise falls on few numbers.
     public.centres = torch.as_tensor(cells).to(public.mean)
-    counted = _summed(net, client.HiddenClient.send_cell, public.message())
+    counted = _summed(net, client.HiddenClient.send_cell, public.message(), times)
     started = noisy_centres.centres_from_cells(
         _array(counted.rows.cells),
         cells,
         method.k,
-        method.deviation(net.agreed, "cells", counted.counts[0]),
+        method.deviation(net.agreed, "cells", counted.counts[0]) / math.sqrt(times),
         net.randomness.integer("server", "clusterer"),
     )
 
     # Sum 4: one step of Lloyd's algorithm with the points themselves.
     public.centres = torch.as_tensor(started).to(public.mean)
-    stepped = _summed(net, client.HiddenClient.send_step, public.message())
+    stepped = _summed(net, client.HiddenClient.send_step, public.message(), times)
     steps = _array(stepped.rows.steps)
-    deviation = method.deviation(net.agreed, "steps", stepped.counts[0])
+    deviation = method.deviation(net.agreed, "steps", stepped.counts[0]) / math.sqrt(times)
     started = noisy_centres.moved_centres(steps, started, deviation)
     counts = noisy_centres.counts_of(steps)
     public.separation = noisy_centres.separation(started, counts)
@@ -194,7 +286,18 @@ def _counted(
     raise _too_few()
 
 
-def _summed(net: fl.ServerChannel, method: Any, query: Any) -> fl.Sums[Any]:
+def _summed(net: fl.ServerChannel, method: Any, query: Any, times: int = 1) -> fl.Sums[Any]:
+    """Return a sum over all clients, or the mean of several of the same rows."""
+    found = [_summed_once(net, method, query) for _ in range(times)]
+    if times == 1:
+        return found[0]
+    (name,) = vars(found[0].rows)
+    tables = [getattr(sums.rows, name).table for sums in found]
+    mean = fl.Rows(torch.stack(tables).mean(0))
+    return replace(found[0], rows=type(found[0].rows)(mean))
+
+
+def _summed_once(net: fl.ServerChannel, method: Any, query: Any) -> fl.Sums[Any]:
     """Return a sum over all clients."""
     for _ in range(fl.TRIES):
         sums = net.sum(method, query, to=net.clients)

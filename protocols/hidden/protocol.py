@@ -28,7 +28,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from securecluster.clustering import noisy_centres
+from securecluster.clustering import label_maps, noisy_centres
 from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, RowNoise
@@ -40,14 +40,17 @@ from securecluster.protocols.common.averages.blocks import BlockStage
 from securecluster.protocols.common.disclosures import OfHiddenSums
 from securecluster.protocols.common.options.privacy_options import LOCAL
 from securecluster.protocols.common.options.sum_options import DEVIATIONS, ROUNDING, CountedSums
+from securecluster.protocols.hidden import label_search
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import BlockAverages, ClusterBlocks, HiddenClient
-from securecluster.protocols.hidden.clustering import Centres, find_centres
+from securecluster.protocols.hidden.clustering import Centres, find_clusters
 from securecluster.protocols.hidden.separation import separation_warning
 
 # fields of the sums of clustering, in their order, with their shares of its budget
 CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))
 WITH_PARTS = dict(zip(("parts", *CLUSTERING), noisy_centres.SHARES_WITH_PARTS, strict=True))
+# ways of finding clusters
+MEANS, LABELS = "means", "labels"
 QUIET_NETWORK = "linear"  # what model auto is under noise
 # Numbers of a point per cluster. Fewer lose what rare classes tell, more add noise to the leading
 # directions. Chosen by trial.
@@ -76,6 +79,10 @@ class HiddenState:
         Args:
             method: the `Hidden` of the run.
         """
+        if self.centres.places:
+            return label_search.labels_warning(
+                self.centres, len(self.centres.places), method.privacy.noisy
+            )
         return separation_warning(method, self)
 
 
@@ -253,6 +260,11 @@ class Hidden(fl.ClusteringProtocol):
     """share of the run's privacy budget, as the sum of 1/z² over its releases, for the sums that
     find the clusters
     """
+    points: Annotated[str, fl.OneOf("auto", MEANS, LABELS)] = MEANS
+    """how clients find their cluster: means (sums of points, of class means), labels (a histogram
+    of label maps, for clusters whose labels mean other things), or auto: with noise, labels where
+    what was released shows such clusters, and means otherwise
+    """
     residuals: bool = False
     """subtract from each client's point what its classes add to all clients' on average, by one
     more sum: for clients whose labels are skewed, and ε of 2 or more
@@ -277,7 +289,7 @@ class Hidden(fl.ClusteringProtocol):
             run: gives the numbers of rounds, and stores checkpoints and history.
         """
         m = len(net.clients)
-        centres = run.once("cluster", partial(find_centres, self, net), Centres)
+        centres = run.once("cluster", partial(find_clusters, self, net), Centres)
         assigned = run.once("assign", partial(self._assign, net, centres, Assigned()), Assigned)
         outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = HiddenState([0] * m, outbox, centres, assigned)
@@ -327,7 +339,7 @@ class Hidden(fl.ClusteringProtocol):
         silent = tuple(i for i in net.clients if i not in set(before.ids))
         for _ in range(tries):
             if silent:
-                silent = net.gather(HiddenClient.assign, centres.message(), to=silent).lost
+                silent = centres.assign(net, silent).lost
         unassigned = set(silent)
         return Assigned([i for i in net.clients if i not in unassigned])
 
@@ -437,7 +449,7 @@ class Hidden(fl.ClusteringProtocol):
         Raises:
             UpdateError: a newcomer does not reply.
         """
-        replies = net.gather(HiddenClient.assign, state.centres.message(), to=to)
+        replies = state.centres.assign(net, to)
         fl.check_newcomers(to, replies.ids)
         return [0] * len(to)
 
@@ -450,8 +462,35 @@ class Hidden(fl.ClusteringProtocol):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Return the fields of the sums of clustering, with their shares of its budget."""
-        return WITH_PARTS if self.residuals else CLUSTERING
+        """Return the fields of the sums of clustering, each with the budget's share of one sum."""
+        by_points = WITH_PARTS if self.residuals else CLUSTERING
+        if not self.by_labels:
+            return by_points
+        left = label_search.HISTOGRAM_SHARE
+        if not self.by_points:
+            return {"anchors": label_search.ANCHOR_SHARE, "maps": left}
+        # each of them is in two sums, or left out for others
+        once = left / label_search.MOST_TIMES
+        return {
+            "anchors": label_search.ANCHOR_SHARE,
+            "maps": once,
+            **{name: once * share for name, share in by_points.items()},
+        }
+
+    @property
+    def by_labels(self) -> bool:
+        """Return whether the run looks for clusters by label maps.
+
+        Sums without noise tell clusters of every kind, so that there is nothing to choose.
+        """
+        if self.points != "auto":
+            return self.points == LABELS
+        return self.privacy.per_client and self.privacy.noisy and not self.residuals
+
+    @property
+    def by_points(self) -> bool:
+        """Return whether the run may look for clusters by points."""
+        return self.points != LABELS
 
     @property
     def subspace(self) -> int:
@@ -469,7 +508,10 @@ class Hidden(fl.ClusteringProtocol):
         Args:
             state: the final state.
         """
-        return {"separation": state.centres.separation}
+        centres = state.centres
+        if centres.places:
+            return {"clear_clusters": centres.clear, "label_mass": centres.mass}
+        return {"separation": centres.separation}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the sizes of points, their moments, the code book and the blocks.
@@ -490,11 +532,24 @@ class Hidden(fl.ClusteringProtocol):
             "cells": self.cells(config) if r > 1 else 2,
             "clusters": int(self.k),
             "blocks": self._most_blocks(config),
+            **self._label_sizes(config),
         }
+
+    def _label_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the sizes of class means by themselves and of the histogram of label maps."""
+        buckets = label_maps.buckets_for(int(self.k)) if self.by_labels else 1
+        return {"frequencies": self._point_map(config).row_length, "buckets": buckets}
+
+    def _point_map(self, config: Mapping[str, Any]) -> ClassMeans:
+        """Return the public map of samples to points and class means."""
+        return ClassMeans(
+            tuple(config["shape"]), int(config["classes"]), int(self.size), int(config["seed"])
+        )
 
     def _most_blocks(self, config: Mapping[str, Any]) -> int:
         """Return the largest number of blocks that clients are counted in."""
-        return max(int(self.k), self.cells(config), 2, int(config["classes"]))
+        buckets = self._label_sizes(config)["buckets"]
+        return max(int(self.k), self.cells(config), 2, int(config["classes"]), buckets)
 
     def make_client(
         self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
@@ -506,20 +561,19 @@ class Hidden(fl.ClusteringProtocol):
             pipeline: stages between a row and the wire.
             config: what clients and server agreed on.
         """
-        point = ClassMeans(
-            tuple(config["shape"]), int(config["classes"]), int(self.size), int(config["seed"])
-        )
         client = HiddenClient(
             cohort,
             self.training.usual(self, config),
             pipeline,
-            point,
+            self._point_map(config),
             int(self.k),
             self.sums.weights_updates(self),
             self.residuals,
         )
         if self.sums.counts_first(self):
             client.least_choosers = self.sums.least_choosers
+        if self.by_labels:
+            client.buckets = label_maps.buckets_for(int(self.k))
         return client
 
     def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
@@ -557,6 +611,10 @@ class Hidden(fl.ClusteringProtocol):
         check_clusters(self.k, clients)
         fl.check_whole(self, k=2)
         self.sums.check_sizes(self, clients)
+        if self.points == LABELS and self.residuals:
+            raise fl.UsageError(
+                "residuals are of points, and points = labels has none: take points means"
+            )
         if self.signature_size is not None:
             fl.check_whole(self, signature_size=max(1, self.subspace))
         if self.privacy.per_example and self.privacy.noisy:
@@ -618,10 +676,19 @@ class Hidden(fl.ClusteringProtocol):
                 f"a sum over clients{noisy} of what each class adds to their points and of its "
                 "weight there, which tells about how many clients have it"
             ]
+        if self.by_labels:
+            views.append(
+                f"sums over clients{noisy} of their class means in the order of public "
+                "anchors, and of how many clients have a label map in each "
+                "bucket of a public hash"
+            )
+        if self.by_points:
+            views.append(
+                f"sums over clients{noisy}: of their points, of these points' second moments, and "
+                "of how many clients are in each cell of a public code book and near each centre"
+            )
         server = [
             *views,
-            f"sums over clients{noisy}: of their points, of these points' second moments, and "
-            "of how many clients are in each cell of a public code book and near each centre",
             f"the sum of updates of each of the {self.k} clusters{noisy}, over the clients of each "
             "sum: no reply and no single sum tells who is in a cluster, and what all sums together "
             "tell is said under sums over rounds; the labels of the results are the clients' own",

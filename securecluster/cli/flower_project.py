@@ -27,7 +27,7 @@ name = "$project"
 version = "0.1.0"
 description = "A protocol of securecluster over Flower"
 license = "Apache-2.0"
-dependencies = ["flwr>=1.40,<1.42"]
+dependencies = ["flwr>=1.40,<1.43"]
 
 [tool.hatch.build.targets.wheel]
 packages = ["$package"]
@@ -46,6 +46,7 @@ out = "$runs/first" # the server's run; a server that was stopped goes on there
 classes = $classes        # of the labels
 roster = ""         # file with the clients' public keys; without it, their word is taken
 key = ""            # file with 32 secret bytes, of a server that adds noise or opens ciphertexts
+joins = ""          # numbers on the roster, such as "3 4", of newcomers who join the run in out
 scores = false      # ask clients for the scores of their models at the end, which no noise covers
 server = ""         # this server's name, as owners of nodes may have it in their policies
 seconds = 3600      # that the server waits for the replies to one call

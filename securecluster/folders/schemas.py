@@ -644,7 +644,8 @@ def _fault_of_result(result: Result) -> Fault | None:
     if fault is not None:
         return fault
     clients = len(result["names"])
-    clusters = result["clusters"]
+    # where clients assign themselves, none may be in a cluster before the last
+    clusters = max(result["labels"], default=-1) + 1
     lengths: dict[str, tuple[Sequence[Any], int]] = {
         "labels": (result["labels"], clients),
         "metrics per_cluster": (scores_of(result)["per_cluster"], clusters),

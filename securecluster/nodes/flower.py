@@ -46,6 +46,7 @@ from securecluster.nodes.proposal import Proposal
 from securecluster.nodes.server_run import ServerRun
 from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import as_agreed, call_types, needs_samples
+from securecluster.parties.labels import UNKNOWN_LABEL
 from securecluster.parties.method import Method
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
 from securecluster.privacy.run_secret import KEY_LENGTH
@@ -474,21 +475,65 @@ def server_app(method: Method, **options: Any) -> ServerApp:
     Args:
         method: the protocol.
         options: as of `serve`; `done` is called with the result. What is not given comes from the
-            configuration of the app, `[tool.flwr.app.config]` of its project.
+            configuration of the app, `[tool.flwr.app.config]` of its project. Where that has
+            `joins`, the newcomers of these numbers join the run in `out`, and `done` is called with
+            their `Joined`.
     """
-    done = options.pop("done", lambda fitted: None)
+    done = options.pop("done", lambda result: None)
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
         try:
-            fitted = serve(grid, context, method, **{**configured(context.run_config), **options})
+            given = {**configured(context.run_config), **options}
+            newcomers = newcomers_of(context.run_config)
+            if newcomers:
+                result: Any = _joined(grid, context, method, newcomers, given)
+            else:
+                result = serve(grid, context, method, **given)
         except SecureClusterError as error:
             # Flower prints an error with all that was called: here its sentence says what to do
             raise error.with_traceback(None) from None
-        done(fitted)
+        done(result)
 
     app.main()(main)
     return app
+
+
+def _joined(
+    grid: Grid, context: Context, method: Method, newcomers: Sequence[int], given: Mapping[str, Any]
+) -> Joined:
+    """Let newcomers join a finished run, and tell of their clusters.
+
+    Args:
+        grid: of the ServerApp.
+        context: of the ServerApp.
+        method: the protocol.
+        newcomers: their numbers on the roster.
+        given: options of `serve`.
+    """
+    if given.get("folder") is None:
+        raise UsageError("newcomers join a run in a folder: give out, too")
+    options = {name: given[name] for name in ("roster", "patience", "server") if name in given}
+    joined = join(grid, context, method, given["folder"], newcomers, **options)
+    for number, label in zip(newcomers, joined.labels, strict=True):
+        where = "a cluster that it alone knows" if label == UNKNOWN_LABEL else f"cluster {label}"
+        print(f"client {number} joins {where}")
+    return joined
+
+
+def newcomers_of(config: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of newcomers that an app's configuration names.
+
+    Args:
+        config: the `run_config` of Flower's context, whose `joins` has numbers with spaces between.
+
+    Raises:
+        UsageError: `joins` has something else.
+    """
+    words = str(config.get("joins", "")).split()
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(f"joins is {config['joins']!r}: give numbers on the roster, such as '3 4'")
+    return [int(word) for word in words]
 
 
 def configured(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,10 @@ from securecluster.privacy.masking.identities import AUTHORITY_NUMBER
 if TYPE_CHECKING:
     from securecluster.privacy.masking.identities import Roster
 
-SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
+SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there, at first; then twice as long each time
+# Flower starts a process for each question: on a machine that is too busy for them, questions that
+# came as fast as they failed would make it busier
+MOST_SECONDS_BETWEEN_LOOKS = 10.0
 SECONDS_ON_THE_WAY = 10.0  # at most, of the time that a node tells: deadlines are not too early
 LATEST = 1 << 40  # seconds since 1970, of a clock
 
@@ -89,6 +92,7 @@ def gathered(
     began = time.monotonic()
     introductions: dict[int, Introduction] = {}
     missing = list(parties)
+    pause = SECONDS_BETWEEN_LOOKS
     while missing:
         known_nodes = {introduction.node for introduction in introductions.values()}
         for number, introduction in _introductions(
@@ -108,7 +112,8 @@ def gathered(
                 "look at their logs"
             )
         if missing:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(pause)
+            pause = min(2 * pause, MOST_SECONDS_BETWEEN_LOOKS)
     return introductions
 
 

@@ -177,7 +177,11 @@ RESULT: Rule = {
     "bytes": {**_all(PUBLIC, "up down servers"), "by_message": Each(COUNTS, named=True)},
     "privacy": PRIVACY,
     **_all(LABELS, "clusters labels"),
-    **_all(UNCOVERED, "names truth leaves warning separation signature_kind signature_centre"),
+    **_all(
+        UNCOVERED,
+        "names truth leaves warning separation clear_clusters label_mass signature_kind "
+        "signature_centre",
+    ),
     "metrics": {
         **_all(UNCOVERED, "ari nmi purity exact at_target"),
         **_all(SCORES, "accuracy perplexity position_error"),

@@ -92,6 +92,18 @@ def test_with_residuals_two_runs_tell_the_parts_of_the_point_and_the_cluster() -
         assert noisy.verdict == CHANCE and noisy.units == CLIENTS
 
 
+def test_with_label_maps_two_runs_tell_the_class_means_and_not_their_labels() -> None:
+    options = (*PLAIN, ("points", "labels"))
+    fitted, taps, second = runs(options)
+    guess = hidden_sums.HiddenDifferencing(second).run(view_of(fitted), knowledge_of(fitted))
+    (means,) = [tap.reply.anchors.values for tap in taps if tap.method == "send_means"]
+    assert list(guess.values) == list(range(CLIENTS))
+    for client, found in guess.values.items():
+        assert np.allclose(found, means[client].flatten().numpy(), atol=1e-5)
+    reason = hidden_sums.HiddenCluster(second).applies(view_of(fitted), knowledge_of(fitted))
+    assert reason is not None and "not applicable" in reason
+
+
 def test_two_runs_tell_the_counts_and_the_clusters() -> None:
     fitted, _, second = runs(PLAIN)
     view = view_of(fitted)

@@ -552,6 +552,11 @@ def test_an_app_takes_its_options_from_its_configuration(tmp_path: Path) -> None
     for name in ("missing", "roster"):
         with pytest.raises(UsageError, match="32 secret bytes"):
             flower.configured({"key": str(tmp_path / name)})
+    assert flower.newcomers_of({"joins": "3 14"}) == [3, 14]
+    assert flower.newcomers_of({"joins": ""}) == flower.newcomers_of({}) == []
+    for joins in ("3,4", "-1", "²"):
+        with pytest.raises(UsageError, match="numbers on the roster"):
+            flower.newcomers_of({"joins": joins})
 
 
 @pytest.mark.parametrize("name", ["fedavg, secagg", "oneshot, ckks"])
@@ -637,7 +642,10 @@ def test_a_call_that_is_begun_is_with_its_nodes_before_it_is_collected() -> None
 
 @pytest.mark.parametrize("options", [{}, {"clip": 1.0, "noise": 0.01, "dp_unit": "example"}])
 def test_a_newcomer_s_node_joins_a_finished_run(
-    options: dict[str, Any], federation: Federation, tmp_path: Path
+    options: dict[str, Any],
+    federation: Federation,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = Signature(**SMALL, mask="rotation", **options)
     identities = [Identity.generate() for _ in range(CLIENTS)]
@@ -655,7 +663,11 @@ def test_a_newcomer_s_node_joins_a_finished_run(
 
     grid = Grid(everybody, first_host_is_gone)
     patience = flower.Patience(call=1.0)
-    joined = flower.join(grid, context, made, out, [new], roster=roster, patience=patience)
+    context.run_config = {"joins": f"{new}", "out": str(out)}
+    seen: list[Any] = []
+    flower.server_app(made, roster=roster, patience=patience, done=seen.append)(grid, context)
+    (joined,) = seen
+    assert f"client {new} joins cluster {joined.labels[0]}" in capsys.readouterr().out
     drawn = run_folder.run_config(out)["network"]["seed"]
     of_run = dataclasses.replace(federation.select(range(new)), seed=drawn)
     whole = made.fit(of_run, Settings(threads=1))

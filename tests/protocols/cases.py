@@ -149,6 +149,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "nsim independent": (NSIM, {"init": "independent"}),
     "hidden": (Hidden, {}),
     "hidden residuals": (Hidden, {"residuals": True}),
+    "hidden labels": (Hidden, {"points": "labels"}),
     "hidden momentum": (Hidden, {"momentum": 0.5, "keep_momentum": True}),
     "ifca": (IFCA, {}),
     "clove": (CLoVE, {"stable_rounds": 2}),
