@@ -222,12 +222,13 @@ class Audit:
         for column in (RUN, TWIN):
             for finding in self.findings[column]:
                 judged = finding.verdict if column == RUN else finding.outcome
-                row = {"attack": finding.attack, "on": column, "verdict": judged}
+                row: dict[str, Any] = {"attack": finding.attack, "on": column, "verdict": judged}
                 row |= {"reason": finding.reason, "seconds": finding.seconds}
                 if finding.score is not None:
                     score = finding.score
                     row |= {"metric": score.metric, "score": score.value, "chance": score.chance}
-                    row |= {"low": score.interval.low, "high": score.interval.high}
+                    if score.interval is not None:
+                        row |= {"low": score.interval.low, "high": score.interval.high}
                     row["chance_low"] = score.chance_interval.low
                     row["chance_high"] = score.chance_interval.high
                 rows.append(row)

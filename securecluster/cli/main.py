@@ -261,7 +261,7 @@ def _run(argv: list[str]) -> int:
     typed = {argument.partition("=")[0] for argument in arguments}
     if fact and fact.k == "yes" and options.simulation.client_column and "--k" not in typed:
         execution.noting(options.output.quiet)(
-            f"no number of clusters was given, so it is {plan.protocol.k}: give --k"
+            f"no number of clusters was given, so it is {options.protocol.k}: give --k"
         )
     config = execution.taking_up(options.protocol, options)
     if config is not None:

@@ -69,7 +69,7 @@ class Neighbours(Attack):
 
     def _rows(self, view: View, knowledge: Knowledge) -> dict[int, Any]:
         """Return the first update of each client by its number."""
-        first: dict[int, Any] = {}
+        first: dict[Any, Any] = {}
         for update in observed_updates(view, knowledge):
             first.setdefault(update.sender.index, update.row.double().numpy())
         return first

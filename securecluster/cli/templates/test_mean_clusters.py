@@ -13,4 +13,4 @@ def test_it_finds_the_clusters() -> None:
     upright_or_not = Rotation(clusters=2)
     clients = Federation.simulate("digits", scenario=upright_or_not, clients=8, samples=40, seed=0)
     fitted = MeanClusters(k=2, rounds=1).fit(clients)
-    assert fitted.agreement_["exact"]
+    assert fitted.agreement_ is not None and fitted.agreement_["exact"]
