@@ -28,7 +28,7 @@ PAGES = ("*.md", "docs/**/*.md")
 # what pages show, and link, beside pages
 FILES = (
     "LICENSE", "CITATION.cff", "docs/*.ipynb", "docs/site.css", "benchmarks/results/**/*.png",
-    "benchmarks/results/**/*.csv",
+    "benchmarks/results/**/*.csv", "securecluster/cli/templates/*.py",
 )  # fmt: skip
 METHODS = "docs/protocols.md"
 METHOD = "docs/protocols-{}.md"  # beside that page, so that links of its sections hold

@@ -177,13 +177,15 @@ def our_server(rows: list[Row]) -> Callable[[Any, Context], None]:
         counted = Counted(grid)
         marks = Marks(counted)
         clients = int(os.environ[CLIENTS])
-        options = {
-            "clients": clients,
-            "seed": 0,
-            "classes": 10,
-            "report": lambda line: marks.mark(),
-        }
-        fitted = flower.serve(counted, context, method(), **options)
+        fitted = flower.serve(
+            counted,
+            context,
+            method(),
+            clients=clients,
+            seed=0,
+            classes=10,
+            report=lambda line: marks.mark(),
+        )
         assert len(fitted.dropped_) + len(fitted.refused_) >= round(LOST * clients)
         rows.extend(marks.rows("securecluster FedAvg, secagg"))
 
@@ -193,7 +195,7 @@ def our_server(rows: list[Row]) -> Callable[[Any, Context], None]:
 # --- Flower's ---
 
 
-class Client(NumPyClient):
+class Client(NumPyClient):  # type: ignore[misc]
     """Client that sends its vector.
 
     Args:
@@ -236,7 +238,7 @@ def flowers_server(secure: bool, rows: list[Row]) -> Callable[[Any, Context], No
         marks = Marks(counted)
         clients = int(os.environ[CLIENTS])
 
-        class Marked(FlowerFedAvg):
+        class Marked(FlowerFedAvg):  # type: ignore[misc]
             def aggregate_fit(self, number: int, results: Any, failures: Any) -> Any:
                 assert len(results) == clients - round(LOST * clients), (results, failures)
                 found = super().aggregate_fit(number, results, failures)

@@ -28,6 +28,7 @@ from securecluster.clustering.metrics import agreement
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.hidden import label_search
 from securecluster.protocols.hidden.class_means import ClassMeans
+from securecluster.protocols.hidden.protocol import POINT_SIZE
 
 SETTINGS = {
     **{name: setting for name, setting in hidden.SETTINGS.items() if sum(setting.sizes) == 200},
@@ -172,7 +173,7 @@ def clients_of(name: str, seed: int) -> tuple[Array, Array, list[int]]:
     """
     setting = SETTINGS[name]
     means, counts, truth = hidden.class_means_of(setting, seed)
-    sketch = ClassMeans(hidden.SHAPE, means.shape[1], hidden.POINT_SIZE * setting.told, seed)
+    sketch = ClassMeans(hidden.SHAPE, means.shape[1], POINT_SIZE * setting.told, seed)
     of_classes, weights = zip(*map(sketch.parts_of_means, means, counts), strict=True)
     parts = noisy_centres.part_rows(np.stack(of_classes), np.stack(weights))
     rows, weights = zip(*map(sketch.class_rows_of_means, means, counts), strict=True)

@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.clustering.labels import Array
 from securecluster.clustering.noisy_centres import unit
@@ -44,7 +45,7 @@ def unit_means(means: Array, weights: Array) -> Array:
     return unit(rows.reshape(len(rows), -1)).reshape(rows.shape)
 
 
-def label_maps(means: Array, anchors: Array) -> Array:
+def label_maps(means: Array, anchors: Array) -> NDArray[np.int64]:
     """Return for each anchor the label of the class that is matched to it, (b, c).
 
     Class means and anchors of one sum of squares each are the closest in the order in which the
@@ -64,9 +65,10 @@ def label_maps(means: Array, anchors: Array) -> Array:
     return maps
 
 
-def in_order(means: Array, maps: Array) -> Array:
+def in_order(means: Array, maps: NDArray[np.int64]) -> Array:
     """Return class means in the order of their anchors, (b, c, f)."""
-    return np.take_along_axis(means, maps[:, :, None], 1)
+    ordered: Array = np.take_along_axis(means, maps[:, :, None], 1)
+    return ordered
 
 
 def buckets_for(k: int) -> int:

@@ -46,6 +46,7 @@ from securecluster.runtime.settings import Settings
 from securecluster.studies import comparison_options, sweep_plan, sweep_runner
 from securecluster.studies.sweep_plan import Variant
 from securecluster.studies.sweep_report import units_in_words
+from securecluster.studies.sweep_tables import WIDE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 CLIP = 1.0  # where the user says nothing: noise needs a bound
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
-WIDE = 0.25  # difference of simulations, beyond which they tell nothing
 MOST_ROWS = 100_000_000  # of all clients
 WORK = 10.0  # million samples
 MOST_MASKED = 40  # clients

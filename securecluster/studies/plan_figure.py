@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from securecluster.figures.looks import Look, looks, name_of
-from securecluster.studies.plan import WIDE
 from securecluster.studies.sweep_figures import axis_label, panels_of, units, with_legend
+from securecluster.studies.sweep_tables import WIDE
 
 LABELS = {"ari": "ARI", "accuracy": "accuracy"}
 LOWEST = -0.15  # of both axes; an ARI at chance may be a little below 0

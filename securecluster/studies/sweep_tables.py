@@ -24,6 +24,7 @@ from securecluster.studies.pareto import efficient
 
 HOLDS = 0.9  # mean ARI from which clusters count as found
 LEVEL = 0.95  # of all intervals
+WIDE = 0.25  # difference of a plan's simulations, beyond which they tell nothing
 RESAMPLES = 1000  # of the seeds, for intervals
 FEWEST = 5  # seeds of an interval: resamples of fewer say of certainty what they do not know
 TEXTS = (
