@@ -74,7 +74,7 @@ class SecureSumProtection(SumProtection):
         if degree == members - 1:
             return (
                 f"in a sum of {members} all pairs share keys: it is read with {threshold} "
-                f"survivors or more, where up to {colluding:.0%} of the members collude with the server"
+                f"survivors or more, where up to {colluding:.0%} collude with the server"
             )
         return (
             f"in a sum of {members} each member shares keys with {degree} others: where up to "
