@@ -69,6 +69,7 @@ WORLD_OF = {
 WITHOUT_NOISE = {
     "HiddenChoiceClient.count_choice",
     "HiddenChoiceClient.contribute_blocks",
+    "LabelMaps.count_map",
     "HiddenClient.count_parts",
     "HiddenClient.send_counted_parts",
     "HiddenClient.count_cell",
