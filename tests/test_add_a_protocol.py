@@ -72,7 +72,7 @@ def test_the_template_runs_from_the_command_line(
     assert json.loads((out / "result.json").read_text())["protocol"] == "mean-clusters"
     assert main(["resume", str(out)]) == 0
     assert main(["replay", str(out)]) == 0
-    main(["run", "mean-clusters", "--help"])
+    main(["run", "mean-clusters", "--help-all"])
     assert "cuts at the largest gap" in " ".join(capsys.readouterr().out.split())
 
 

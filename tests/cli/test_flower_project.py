@@ -32,6 +32,7 @@ SERVE_OPTIONS = {
     "server",
     "scores",
     "seconds",
+    "joins",
 }
 
 

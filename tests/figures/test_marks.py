@@ -165,7 +165,8 @@ def test_what_simulations_could_not_tell_is_hollow_and_scores_have_one_range(
 ) -> None:
     ari, accuracy = drawn["plan"].axes
     assert ari.get_ylim() == accuracy.get_ylim()
-    hollow = [offset for marks in ari.collections[1:] for offset in marks.get_offsets().tolist()]
+    lines = [line for line in ari.get_lines() if line.get_markerfacecolor() == "white"]
+    hollow = [point for line in lines for point in line.get_xydata().tolist()]
     assert hollow == [[2, 0.5]]
     assert "hollow" in drawn["plan"].get_suptitle()
 
