@@ -73,10 +73,11 @@ def _draw(panel: Any, rows: Sequence[Row], score: str, styles: dict[str, Look]) 
         panel.fill_between(places, lows, highs, color=look.color, alpha=BAND, linewidth=0)
         # the report says "could not tell" of these
         unsure = [k for k in range(len(lows)) if highs[k] - lows[k] > WIDE]
-        panel.plot(
-            [places[k] for k in unsure], [means[k] for k in unsure], look.marker, color=look.color,
-            markerfacecolor="white", zorder=3,
-        )  # fmt: skip
+        if unsure:
+            panel.plot(
+                [places[k] for k in unsure], [means[k] for k in unsure], look.marker,
+                color=look.color, markerfacecolor="white", zorder=3,
+            )  # fmt: skip
     # the levels themselves, without powers of two
     levels = sorted({row["epsilon"] for row in drawn})
     panel.set_xscale("log", base=2)

@@ -175,7 +175,7 @@ def test_one_round_without_a_pair_of_replies_has_points_and_no_warning() -> None
     }
     made = separation([{"round": 1, "gap": None, "split_tests": [test]}])
     norms = [line for line in made.axes[1].get_lines() if len(line.get_xdata())]
-    assert [line.get_marker() for line in norms] == [".", "."]
+    assert [line.get_marker() for line in norms] == ["o", "o"]
     made.draw_without_rendering()
     assert all(tick == round(tick) for tick in made.axes[1].get_xticks())
 

@@ -306,7 +306,7 @@ def test_free_releases_say_why_they_cost_nothing(
         and "computed only from what had left clients before" in text
         for text in privacy["free"]
     )
-    assert "free delta of post" in out
+    assert "no cost delta of post" in out
 
 
 @pytest.mark.usefixtures("pictures")
