@@ -83,10 +83,10 @@ OPTIONS: dict[str, Rule] = {
         "noise optimizer scale_noise class_weight ditto accumulate keep_best local_layers lr_gamma "
         "lr_schedule lr_step proximal weight_decay "
         "participation period placement points positions pre_rounds public quantile radius "
-        "radius_scale rebalance refine regularization relevance relevance_release residuals retrain "
-        "rounds sealed selection_noise selection_share signature signature_blocks signature_centre "
-        "signature_noise signature_releases signature_size similarity size sketch stable_rounds "
-        "start_rounds starts step stride subspaces sum_bound synthetic target_epsilon tasks "
+        "radius_scale rebalance refine regularization relevance relevance_release residuals "
+        "retrain rounds sealed selection_noise selection_share signature signature_blocks "
+        "signature_centre signature_noise signature_releases signature_size similarity size sketch "
+        "stable_rounds start_rounds starts step stride subspaces sum_bound synthetic target_epsilon tasks "
         "threshold tree trim tune_rounds variant vectors walks",
     ),
     "model": MODEL,
