@@ -86,8 +86,8 @@ OPTIONS: dict[str, Rule] = {
         "radius_scale rebalance refine regularization relevance relevance_release residuals "
         "retrain rounds sealed selection_noise selection_share signature signature_blocks "
         "signature_centre signature_noise signature_releases signature_size similarity size sketch "
-        "stable_rounds start_rounds starts step stride subspaces sum_bound synthetic target_epsilon tasks "
-        "threshold tree trim tune_rounds variant vectors walks",
+        "stable_rounds start_rounds starts step stride subspaces sum_bound synthetic "
+        "target_epsilon tasks threshold tree trim tune_rounds variant vectors walks",
     ),
     "model": MODEL,
     "start": (PUBLIC, {**_all(PUBLIC, "earlier models weights"), "ledger": OWNER}),
