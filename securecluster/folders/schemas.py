@@ -645,7 +645,7 @@ def _fault_of_result(result: Result) -> Fault | None:
         return fault
     clients = len(result["names"])
     # where clients assign themselves, none may be in a cluster before the last
-    clusters = max(result["labels"], default=-1) + 1
+    clusters = max(result["clusters"], 1 + max(result["labels"], default=-1))
     lengths: dict[str, tuple[Sequence[Any], int]] = {
         "labels": (result["labels"], clients),
         "metrics per_cluster": (scores_of(result)["per_cluster"], clusters),

@@ -219,7 +219,7 @@ def test_after_a_private_run_one_cluster_by_signatures_has_its_reason() -> None:
 
 def test_after_a_private_run_no_clusters_are_the_reason_where_nothing_else_is() -> None:
     federation = replace(digits(Iid(), 12, 80), truth=None)
-    said = private(FLHC, federation, clip=1.0, noise=0.3, pre_rounds=5)
+    said = private(FLHC, federation, clip=1.0, noise=0.3, pre_rounds=5, threshold=1e9)
     assert said is not None and "most likely there are no other clusters" in said
     # numbers of samples are private where whole clients are, and nothing is said of them
     unknown = private(

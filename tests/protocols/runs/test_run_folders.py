@@ -382,8 +382,9 @@ def test_force_deletes_nothing_that_no_run_wrote(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    for name, reason in (("run", "holds notes.txt, which"), ("other", "is not a run folder")):
-        with pytest.raises(UsageError, match=f"{reason}.*force=True will not.*another folder$"):
+    kept = "holds notes.txt, which.*force=True will not"
+    for name, reason in (("run", kept), ("other", "is no run folder .*nothing deletes it")):
+        with pytest.raises(UsageError, match=f"{reason}.*another folder$"):
             made().fit(data(2), FULL, folder=tmp_path / name, force=True)
     after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"}
     assert after == {p: text for p, text in before.items() if p.name != ".lock"}
