@@ -65,11 +65,11 @@ class SumOptions(option_group.OptionGroup):
     t + 2. Clients of smaller clusters train alone, or the server forms none
     """
 
-    lost: Annotated[float, Number(0, 1)] = LOST
+    lost: Annotated[float, Number(0, 1), IN_PYTHON] = LOST
     """secure sums only: share of a sum's members that may be lost before it fails. The larger it
     is, the more neighbours share keys, and the more a sum costs
     """
-    colluding: Annotated[float, Number(0, 1)] = COLLUDING
+    colluding: Annotated[float, Number(0, 1), IN_PYTHON] = COLLUDING
     """secure sums only: share of a sum's members that may work with the server. The larger it is,
     the more neighbours share keys, and the more a sum costs
     """
@@ -210,7 +210,7 @@ class SumOptions(option_group.OptionGroup):
             return
         warnings.warn(
             f"secure sums are planned for {self.lost:.0%} lost members, and dropout is "
-            f"{dropout:.0%}: sums that lose too many fail; give lost (--lost) a larger share",
+            f"{dropout:.0%}: sums that lose too many fail; give lost a larger share, in Python",
             SecureClusterWarning,
             stacklevel=2,
         )
