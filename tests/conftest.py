@@ -112,6 +112,7 @@ def _beyond_the_few(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [case for position, case in enumerate(cases) if position not in kept]
 
 
+NAMED = ("SECURECLUSTER_PROTOCOLS", "SECURECLUSTER_SOURCES")
 DRAWING = {module: module.draw for module in (comparison, curves)}
 
 
@@ -122,6 +123,17 @@ def no_pictures() -> Iterator[None]:
         for module in DRAWING:
             patch.setattr(module, "draw", lambda *_: [])
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_named_parts() -> Iterator[None]:
+    """Forget after a module which own parts its commands named for processes that they start."""
+    before = {name: os.environ.get(name) for name in NAMED}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
