@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1540,
     "securecluster/studies": 4310,
     "securecluster/training": 2220,
-    "tests": 77580,
+    "tests": 77600,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
