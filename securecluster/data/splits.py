@@ -138,17 +138,25 @@ class Split:
         return math.floor(self.share * size + 1e-9)
 
     def _drawn(self, labels: NDArray[Any], draw: Generator) -> tuple[Rows, Rows]:
-        order = draw.permutation(len(labels))
-        count = self._count(len(labels))
-        if not self.stratify or len(np.unique(labels)) == len(labels):
-            return order[: len(order) - count], order[len(order) - count :]
+        size = len(labels)
+        order = draw.permutation(size)
+        count = self._count(size)
+        if not self.stratify or not size:
+            return order[: size - count], order[size - count :]
+        # the rows of each class one after another, in the order drawn
+        drawn = labels[order].reshape(size)
+        by_class = np.argsort(drawn, kind="stable")
+        in_classes = drawn[by_class]
+        changes = np.flatnonzero(in_classes[1:] != in_classes[:-1]) + 1
+        starts, ends = np.append(0, changes), np.append(changes, size)
+        if len(starts) == size:
+            return order[: size - count], order[size - count :]
         # classes in the order of their first rows, which breaks ties without regard to their names
-        _, first, classes = np.unique(labels[order], return_index=True, return_inverse=True)
-        classes = np.argsort(np.argsort(first))[classes.reshape(-1)]
-        held = np.zeros(len(labels), bool)
-        for k, of_class in enumerate(class_counts(np.bincount(classes), count).tolist()):
-            rows = np.flatnonzero(classes == k)
-            held[rows[len(rows) - of_class :]] = True
+        classes = np.argsort(by_class[starts])
+        held = np.zeros(size, bool)
+        of_classes = class_counts((ends - starts)[classes], count)
+        for end, of_class in zip(ends[classes].tolist(), of_classes.tolist(), strict=True):
+            held[by_class[end - of_class : end]] = True
         return order[~held], order[held]
 
     def _of_groups(self, name: str, size: int, draw: Generator) -> NDArray[np.bool_]:
