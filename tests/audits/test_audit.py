@@ -702,7 +702,7 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
             assert picture in own and picture not in handed_over
     samples = federation.shards[2].x
     assert np.array_equal(audit_page.nearest(samples[3] + 0.01, samples), samples[3])
-    assert "as run, unprotected" in own
+    assert "Members found: as run (area 1.00), unprotected (area 1.00);" in own
 
 
 @pytest.mark.exhaustive
