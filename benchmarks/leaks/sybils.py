@@ -32,7 +32,7 @@ from securecluster.attacks.sybils import BEHAVIOURS, isolation, run_with_sybils
 from securecluster.clustering.metrics import agreement, mean
 from securecluster.data.scenarios import LabelSwap
 from securecluster.errors import SecureClusterError, SecureClusterWarning
-from securecluster.protections.registry import survivors_of
+from securecluster.protections.registry import sum_plan_of
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, ClusteringProtocol, Settings, Signature
 
 CLIENTS = 16
@@ -145,7 +145,7 @@ def measure(cell: Cell) -> Mapping[str, Any]:
             run = run_with_sybils(protocol, federation, behaviour, victim, sybils, settings)
         except SecureClusterError as error:
             return {"stopped": str(error)}
-        outcome = isolation(run, survivors_of(run.fitted.kept_.learned.config))
+        outcome = isolation(run, sum_plan_of(run.fitted.kept_.learned.config).least_survivors)
     honest = [client for client in range(CLIENTS) if client not in run.sybils]
     labels = run.fitted.labels_
     return {

@@ -38,7 +38,7 @@ from securecluster.protections.protection import (
     SumFacts,
     SumProtection,
 )
-from securecluster.protections.registry import survivors_of
+from securecluster.protections.registry import sum_plan_of
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Aggregator
 from securecluster.runtime.authority import Authority
@@ -171,7 +171,7 @@ class Deployment:
         """
         if self.method.privacy.sum_noise(self.config, draws) is None:
             return {}
-        survivors = survivors_of(self.config)
+        survivors = sum_plan_of(self.config).least_survivors
         mechanisms = {}
         for name, noise in self._row_noises().items():
             mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, survivors, draws)

@@ -175,6 +175,53 @@ class Protection:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class SumPlan:
+    """What the sums of a run bear: here any loss of members, as where no keys are shared.
+
+    Args:
+        minimum: smallest number of honest clients in anything that the server may learn.
+        lost: fraction of the members of a sum that may be lost.
+        colluding: fraction of the members that may collude with the server.
+    """
+
+    minimum: int
+    lost: float = LOST
+    colluding: float = COLLUDING
+
+    def least_survivors(self, members: int) -> int:
+        """Return the smallest number of survivors of which a sum is read.
+
+        Args:
+            members: clients that are asked for a row.
+        """
+        return self.minimum
+
+    def bears(self, members: int) -> bool:
+        """Return whether a sum can be read where as many are lost and collude as is planned.
+
+        Args:
+            members: clients that are asked for a row.
+        """
+        return True
+
+    def is_sparse(self, members: int) -> bool:
+        """Return whether fewer than all pairs of some members share keys.
+
+        Args:
+            members: of the sum.
+        """
+        return False
+
+    def sentence(self, members: int) -> str:
+        """Return what a sum of some members bears, for reports; empty where any loss is borne.
+
+        Args:
+            members: of the sum.
+        """
+        return ""
+
+
 class SumProtection(Protection):
     """Base of protections of sums.
 
@@ -182,57 +229,13 @@ class SumProtection(Protection):
         adds_noise: True if clients may add their noise to sums in shares.
         remembers_sums: True if clients keep a record of sums, and so answer a `FollowingSum`.
         advice: how to have it, and what for, where reports advise it.
+        plan: class of what its sums bear.
     """
 
     adds_noise: bool = False
     remembers_sums: bool = False
     advice: str = ""
-
-    def least_survivors(
-        self, members: int, minimum: int, lost: float = LOST, colluding: float = COLLUDING
-    ) -> int:
-        """Return the smallest number of survivors of which a sum is read.
-
-        Args:
-            members: clients that are asked for a row.
-            minimum: members of the smallest sum.
-            lost: fraction of the members that may be lost.
-            colluding: fraction of the members that may collude with the server.
-        """
-        return minimum
-
-    def bears(self, members: int, minimum: int, lost: float, colluding: float) -> bool:
-        """Return whether a sum of all members can be read where some are lost and some collude.
-
-        Args:
-            members: clients that are asked for a row.
-            minimum: as in `least_survivors`.
-            lost: as in `least_survivors`.
-            colluding: as in `least_survivors`.
-        """
-        return True
-
-    def is_sparse(self, members: int, minimum: int, lost: float, colluding: float) -> bool:
-        """Return whether fewer than all pairs of some members share keys.
-
-        Args:
-            members: of the sum.
-            minimum: as in `least_survivors`.
-            lost: as in `least_survivors`.
-            colluding: as in `least_survivors`.
-        """
-        return False
-
-    def planned(self, members: int, minimum: int, lost: float, colluding: float) -> str:
-        """Return what a sum of some members bears, for reports; empty where there is no plan.
-
-        Args:
-            members: of the sum.
-            minimum: as in `least_survivors`.
-            lost: as in `least_survivors`.
-            colluding: as in `least_survivors`.
-        """
-        return ""
+    plan: type[SumPlan] = SumPlan
 
     def replies(self) -> HiddenReplies:
         """Return the messages of the protection."""

@@ -8,8 +8,7 @@ is loaded when somebody asks for it. Whatever asks for a run's protections asks 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from securecluster.errors import UsageError
@@ -18,7 +17,12 @@ from securecluster.runtime.endpoint import least_members, planned_losses
 from securecluster.runtime.services import KEY_METHODS, MessageTypes
 
 if TYPE_CHECKING:
-    from securecluster.protections.protection import PairProtection, Protection, SumProtection
+    from securecluster.protections.protection import (
+        PairProtection,
+        Protection,
+        SumPlan,
+        SumProtection,
+    )
 
 P = TypeVar("P", bound="Protection")
 HERE = "securecluster.protections"
@@ -153,14 +157,11 @@ def register(protection: SumProtection | PairProtection) -> None:
     NAMING_METHODS.update(protection.methods)
 
 
-def survivors_of(config: Mapping[str, Any]) -> Callable[[int], int]:
-    """Return the function from members to the smallest number of survivors whose sum is read.
+def sum_plan_of(config: Mapping[str, Any]) -> SumPlan:
+    """Return what the sums of a run have to bear.
 
     Args:
         config: what clients and server agreed on.
     """
-    protection = AGGREGATIONS[config["aggregation"]]
     lost, colluding = planned_losses(config)
-    return partial(
-        protection.least_survivors, minimum=least_members(config), lost=lost, colluding=colluding
-    )
+    return AGGREGATIONS[config["aggregation"]].plan(least_members(config), lost, colluding)

@@ -14,8 +14,8 @@ from securecluster.data.scaling import SHARED, Scaling
 from securecluster.parties.derived import needs_samples
 from securecluster.privacy import run_secret
 from securecluster.privacy.dp.ledger import Price, Row
+from securecluster.protections.registry import sum_plan_of
 from securecluster.results.saving import CLIENTS
-from securecluster.runtime.endpoint import least_members, planned_losses
 from securecluster.statements.disclosures import (
     CLIENT,
     Disclosure,
@@ -257,10 +257,7 @@ def _over_rounds(fitted: FittedRun) -> Section:
     learned = fitted.kept_.learned
     smallest = smallest_sums(learned.network.smallest_sums, int(learned.config["clients"]))
     if smallest["members"]:
-        config = learned.config
-        planned = fitted.method.sums.protection.planned(
-            smallest["members"], least_members(config), *planned_losses(config)
-        )
+        planned = sum_plan_of(learned.config).sentence(smallest["members"])
         smallest["sentence"] += f"; {planned}" if planned else ""
     return {"over_rounds": over_rounds(fitted), "smallest_sums": smallest}
 

@@ -40,7 +40,7 @@ from securecluster.errors import (
     unknown,
 )
 from securecluster.parties.run_check import RunCheck, checked_run
-from securecluster.protections.registry import survivors_of
+from securecluster.protections.registry import sum_plan_of
 from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime.settings import Settings
 from securecluster.studies import comparison_options, sweep_plan, sweep_runner
@@ -534,7 +534,7 @@ def _without_masks(check: RunCheck) -> tuple[Any, bool]:
             plain[name] = defaults[name]
     if method.privacy.placed(method) == "distributed":
         # shares of noise are for the fewest survivors whose sum is read, and all clients reply
-        shares = survivors_of(check.config)(len(check.federation))
+        shares = sum_plan_of(check.config).least_survivors(len(check.federation))
         noise = float(check.config["noise"]) * math.sqrt(len(check.federation) / shares)
         plain |= {"placement": "central", "noise": noise, "target_epsilon": None}
     return type(method)(**{**params, **plain}), False

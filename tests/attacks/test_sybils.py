@@ -19,7 +19,7 @@ from securecluster.attacks.sybils import (
     run_with_sybils,
 )
 from securecluster.errors import UsageError
-from securecluster.protections.registry import survivors_of
+from securecluster.protections.registry import sum_plan_of
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, Settings, Signature
 
 CLIENTS = 16
@@ -47,7 +47,7 @@ def attacked(name: str, behaviour: str, sybils: tuple[int, ...], **options: Any)
     run = run_with_sybils(
         PROTOCOLS[name](**options), federation(), behaviour, VICTIM, sybils, SETTINGS
     )
-    return run, isolation(run, survivors_of(run.fitted.kept_.learned.config))
+    return run, isolation(run, sum_plan_of(run.fitted.kept_.learned.config).least_survivors)
 
 
 def kin(count: int, companions: bool) -> tuple[int, ...]:

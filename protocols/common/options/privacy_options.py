@@ -20,7 +20,7 @@ from securecluster.parties.derived import BEGUN, CHOSEN, SCALE_NOISE, training_s
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, RowNoise
 from securecluster.privacy.dp.renyi import Step
 from securecluster.privacy.pipeline import Stage
-from securecluster.protections.registry import survivors_of
+from securecluster.protections.registry import sum_plan_of
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
 
@@ -259,7 +259,7 @@ class PrivacyOptions(OptionGroup):
             return None
         from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 
-        survivors = survivors_of(config)
+        survivors = sum_plan_of(config).least_survivors
         return SkellamMechanism(config["clip"], config["noise"], survivors, draws)
 
     def row_noises(self, method: Method, config: Mapping[str, Any]) -> dict[str, RowNoise]:

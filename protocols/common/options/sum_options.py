@@ -25,7 +25,7 @@ from securecluster.runtime.endpoint import COLLUDING, LOST, MINIMUM, SUM, releas
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
     from securecluster.parties.method import Method
-    from securecluster.protections.protection import SumProtection
+    from securecluster.protections.protection import SumPlan, SumProtection
 
 AGGREGATION_NAMES = KeyOf(AGGREGATIONS, LEFT_SUMS)
 # largest coordinate of an update without a clip norm
@@ -90,6 +90,11 @@ class SumOptions(option_group.OptionGroup):
         """
         AGGREGATION_NAMES.check(self, "aggregation")
         return AGGREGATIONS[self.aggregation]
+
+    @property
+    def plan(self) -> SumPlan:
+        """Return what the sums have to bear."""
+        return self.protection.plan(self.least_members, self.lost, self.colluding)
 
     @property
     def hide_replies(self) -> bool:
@@ -191,7 +196,7 @@ class SumOptions(option_group.OptionGroup):
                 "lost and colluding are of secure sums, and the server of plain ones reads every "
                 f"reply: take aggregation {ADVISED}, or leave them out"
             )
-        if not self.protection.bears(clients, self.least_members, self.lost, self.colluding):
+        if not self.plan.bears(clients):
             raise UsageError(
                 f"no secure sum of {clients} clients bears {self.lost:.0%} lost and "
                 f"{self.colluding:.0%} colluding ones: plan for fewer of either"
@@ -206,7 +211,7 @@ class SumOptions(option_group.OptionGroup):
         """
         if not self.hide_replies or dropout <= self.lost:
             return
-        if not self.protection.is_sparse(clients, self.least_members, self.lost, self.colluding):
+        if not self.plan.is_sparse(clients):
             return
         warnings.warn(
             f"secure sums are planned for {self.lost:.0%} lost members, and dropout is "

@@ -23,7 +23,7 @@ from functools import lru_cache
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import keystream
 from securecluster.privacy.masking.pads import members_hash, transcript
-from securecluster.runtime.endpoint import COLLUDING, LOST
+from securecluster.protections.protection import SumPlan
 
 # neighbours in the sparsest graph: small sums then bear more lost members than planned (not in the
 # papers)
@@ -125,19 +125,8 @@ def complete_graph(members: Sequence[int], threshold: int) -> Graph:
     return Graph(ring, len(ring) - 1, threshold)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the graphs of a run's sums have to bear.
-
-    Args:
-        minimum: smallest number of honest clients in anything that the server may learn.
-        lost: fraction of the members that may be lost.
-        colluding: fraction of the members that may collude with the server.
-    """
-
-    minimum: int
-    lost: float = LOST
-    colluding: float = COLLUDING
+class Plan(SumPlan):
+    """What the graphs of a run's sums have to bear."""
 
     def degree_and_threshold(self, members: int) -> tuple[int, int]:
         """Return the number of neighbours of each of some members, and the threshold of its seed.
@@ -175,6 +164,33 @@ class Plan:
         except UsageError:
             return False
         return members - threshold >= _part(self.lost, members)
+
+    def is_sparse(self, members: int) -> bool:
+        """Return whether fewer than all pairs of some members share keys.
+
+        Args:
+            members: number of members.
+        """
+        degree, _ = self.degree_and_threshold(members)
+        return degree < members - 1
+
+    def sentence(self, members: int) -> str:
+        """Return how many neighbours share keys, and what that bears.
+
+        Args:
+            members: number of members.
+        """
+        degree, threshold = self.degree_and_threshold(members)
+        if degree == members - 1:
+            return (
+                f"in a sum of {members} all pairs share keys: it is read with {threshold} "
+                f"survivors or more, where up to {self.colluding:.0%} collude with the server"
+            )
+        return (
+            f"in a sum of {members} each member shares keys with {degree} others: where up to "
+            f"{self.lost:.0%} are lost and {self.colluding:.0%} collude with the server, it fails "
+            f"or shows more than itself with probability 2^-{SECURITY} at most"
+        )
 
 
 def build_graph(members: Sequence[int], seed: bytes, plan: Plan) -> Graph:
