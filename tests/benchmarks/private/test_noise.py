@@ -75,18 +75,19 @@ def test_efficient_lines_are_sorted_by_their_target() -> None:
     assert {x["bytes"] for x in found} == {100.0}
 
 
-def test_the_picture_of_the_readme_has_five_methods_with_intervals(
+def test_the_picture_of_the_readme_has_the_rival_of_all_clusters_and_intervals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn = []
     monkeypatch.setattr("securecluster.figures.figure.save", lambda _, figure: drawn.append(figure))
     noise.draw_methods()
-    (panel,) = drawn[0].axes
+    found, accuracy = drawn[0].axes
     names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert sorted(names) == ["CFL", "FL+HC", "R-DPCFL", "SR-FCA", "signature"]
-    assert len(panel.collections) >= len(names), "a band for each"
-    assert "ε" in panel.get_xlabel() and "δ" in panel.get_xlabel()
-    sizes = {text.get_fontsize() for text in panel.get_xticklabels()}
+    assert sorted(names) == ["CFL", "FL+HC", "R-DPCFL", "SR-FCA", "fine-tuning", "signature"]
+    for panel, curves in ((found, len(names) - 1), (accuracy, len(names))):
+        assert len(panel.collections) >= curves, "a band for each"
+    assert "ε" in accuracy.get_xlabel() and "δ" in accuracy.get_xlabel()
+    sizes = {text.get_fontsize() for text in accuracy.get_xticklabels()}
     assert min(sizes) >= 12, "a phone shows half of it"
 
 
