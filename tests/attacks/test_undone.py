@@ -79,6 +79,7 @@ def test_a_colluder_undoes_every_mask_of_every_protocol(protocol: Protocol, mask
     check(protocol, mask)
 
 
+@pytest.mark.always
 def test_seals_are_opened_and_nothing_is_undone_without_a_colluder() -> None:
     found = {}
     for options in ({"sealed": False, "mask": "none"}, {"sealed": True}):
@@ -113,6 +114,7 @@ def test_all_but_one_subtract_themselves_from_a_secure_sum(options: dict[str, An
     assert found.guess is not None and list(found.guess.values) == [3]
 
 
+@pytest.mark.always
 def test_masks_themselves_are_attacked_as_they_are() -> None:
     names = [name for name in attack_names() if attack_named(name).of_masks]
     of_masks = ["mask-invariants", "mask-known-plaintext", "mask-public-model", "repeated-mask"]

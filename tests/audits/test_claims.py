@@ -64,11 +64,13 @@ def _name(claim: Claim) -> str:
 
 def _checked(claim: Claim) -> Any:
     """Return a claim, of which the dearest are checked with --exhaustive alone."""
-    # thousands of calls to clients, encryption, and a dense rotation
+    # thousands of calls to clients, encryption, a dense rotation, and noise that a target needs
     dear = claim.attack == "relevance-oracle" or {"haar"} & set(claim.protection.values())
+    dear |= claim.attack == "hidden-differencing" and "target_epsilon" in claim.protection
     return exhaustive(claim) if dear else claim
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("claim", [_checked(claim) for claim in CLAIMS], ids=_name)
 def test_a_claim_agrees_with_its_attack(claim: Claim) -> None:
     row = check_claim(claim)
@@ -292,6 +294,8 @@ def _bound(claim: NoiseClaim) -> Finding:
     return Finding(claim.attack, score, "", 0.0, claimed=planted.claimed)
 
 
+@pytest.mark.always
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "claim", NOISE_CLAIMS, ids=lambda claim: f"{claim.attack}-{claim.protocol}"
 )

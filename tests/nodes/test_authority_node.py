@@ -246,6 +246,8 @@ class Asking:
         return getattr(self.inner, name)
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("then", ["", "identity", "spectral"])
 def test_the_node_tells_labels_and_no_r(then: str, federation: Federation, tmp_path: Path) -> None:
     def asks_for_r(call: Call) -> Call:
@@ -280,6 +282,7 @@ def test_a_sum_over_fewer_clients_is_refused_after_the_authority_was_started_aga
     assert b"!refused" in world.authority().answer(stranger)
 
 
+@pytest.mark.always
 def test_a_refused_sum_stays_recorded_over_a_restart(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def run(
         return half.final_state(half.started()), half
 
 
+@pytest.mark.always
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_node_that_forgets_and_hears_all_twice_makes_the_run_in_this_process(

@@ -105,6 +105,7 @@ def test_what_makes_epsilon_infinite_is_named(
     assert "infinite" in out and "without noise went" in out
 
 
+@pytest.mark.always
 def test_the_target_is_met_in_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, _ = told(
         ["flhc", *SMALL, "--pre-rounds", "1", "--clip", "1", "--target-epsilon", "8"],
@@ -265,6 +266,7 @@ def test_every_private_field_of_every_reply_is_listed_with_its_reader(small: Fed
     assert any("plain pairs" in text for text in privacy["server_view"] if text.startswith("row "))
 
 
+@pytest.mark.always
 def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(
     small: Federation,
 ) -> None:

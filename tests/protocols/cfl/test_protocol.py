@@ -32,6 +32,7 @@ def heard(members: list[int], replied: list[int], **norms: float) -> SplitStatis
     return SplitStatistics(0, members, evidence, evidence, **norms)
 
 
+@pytest.mark.always
 # ten seeds: benchmarks/clusters/seeds.py
 @pytest.mark.parametrize("seed", cases.seeds(1, of=10))
 def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
@@ -46,6 +47,7 @@ def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     assert all(0 < entry["gamma"] <= 1 and entry["allowed"] > 0.5 for entry in theory)
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("seed", cases.seeds(1, of=3))
 def test_iid_clients_stay_together(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", scenario=Iid(), seed=seed))

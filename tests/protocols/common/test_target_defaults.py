@@ -79,6 +79,7 @@ def test_copies_know_what_was_given(digits: Federation) -> None:
     assert clone(FedAvg(target_epsilon=4.0)).get_params() == FedAvg(target_epsilon=4.0).get_params()
 
 
+@pytest.mark.always
 def test_the_choice_helps_by_the_formulas(digits: Federation) -> None:
     usual = FedAvg(**FedAvg(target_epsilon=4.0).get_params())
     assert strain(FedAvg(target_epsilon=4.0), digits) < strain(usual, digits) - 1
@@ -160,6 +161,7 @@ def test_the_choice_searches_for_no_exact_noise(
     assert chosen_for(made, digits.facts)["clip"] == 1.0
 
 
+@pytest.mark.always
 def test_the_noise_of_a_run_is_no_estimate(digits: Federation) -> None:
     for options in ({}, {"dp_unit": "example"}):
         made = FedAvg(target_epsilon=4.0, rounds=5, model="linear", **options)

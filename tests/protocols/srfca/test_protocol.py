@@ -93,6 +93,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("seed", "scenario", "distance"), FOUND)
 def test_the_clusters_are_found_without_their_number(
@@ -124,6 +125,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params",
@@ -326,6 +328,7 @@ def test_a_model_reaches_everyone_else_once_and_its_bytes_are_counted(two: Feder
     assert "losses" not in short(distance="l2").fit(two).bytes_["by_message"]
 
 
+@pytest.mark.always
 def test_what_leaves_a_client(two: Federation) -> None:
     def told(**params: Any) -> set[tuple[str, str]]:
         return {
