@@ -107,7 +107,7 @@ def _dear(config: pytest.Config) -> dict[str, float]:
     if config.getoption("write_seconds") or not SECONDS.is_file():
         return {}
     with SECONDS.open() as file:
-        return {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
+        return {row["test"]: max(float(row["seconds"]), 0.01) for row in csv.DictReader(file)}
 
 
 def _beyond_the_usual(items: list[pytest.Item], dear: dict[str, float]) -> set[pytest.Item]:
@@ -122,7 +122,7 @@ def _beyond_the_usual(items: list[pytest.Item], dear: dict[str, float]) -> set[p
         count = few.args[0] if few else len(some)
         if function in dear:
             # as many as `DEAR` is enough for
-            count = min(count, max(int(DEAR / dear[function]), 1 if always else 0))
+            count = min(count, len(some) if always else int(DEAR / dear[function]))
         left_out.update(_beyond_the_few(some, count))
     return left_out
 
