@@ -141,7 +141,7 @@ def _beyond_the_few(cases: list[pytest.Item], count: int) -> list[pytest.Item]:
 
 
 # processor seconds: what a test may take by default, and what is listed in seconds.csv
-DEAR, LISTED = 0.4, 0.3
+DEAR, LISTED = 0.2, 0.3
 SECONDS = Path(__file__).with_name("seconds.csv")
 BEGUN = pytest.StashKey[float]()
 

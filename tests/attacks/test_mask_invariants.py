@@ -28,7 +28,6 @@ def scored(federation: Federation, **params: Any) -> Any:
     return result_of(MaskInvariants(shadows=200), fitted, federation, samples_of(public))
 
 
-@pytest.mark.always
 def test_sorted_values_tell_which_classes_a_client_holds(federation: Federation) -> None:
     result = scored(federation, mask="permutation")
     assert result.value > 0.62 and result.beats_chance

@@ -79,7 +79,6 @@ def test_a_colluder_undoes_every_mask_of_every_protocol(protocol: Protocol, mask
     check(protocol, mask)
 
 
-@pytest.mark.always
 def test_seals_are_opened_and_nothing_is_undone_without_a_colluder() -> None:
     found = {}
     for options in ({"sealed": False, "mask": "none"}, {"sealed": True}):

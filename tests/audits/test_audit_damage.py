@@ -226,7 +226,7 @@ def of_audits(folder: Path) -> set[str]:
 
 
 @pytest.mark.always
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_audit_is_named_in_one_sentence_and_ends_no_later_one(
     damage: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -34,6 +34,8 @@ FULL = Settings(transcript="full", threads=1)
 # what runs of a claim do not depend on
 OF_ATTACKS = {"attack": "", "party": "server", "helpers": ()}
 OF_CLAIMS = {"sentence": "", "source": "", "hidden": True, "weights": False}
+# attacks that tests/attacks tries, too
+DEAR = ("relevance-oracle", "hidden-differencing", "sums-over-rounds-clusters")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,9 +66,8 @@ def _name(claim: Claim) -> str:
 
 def _checked(claim: Claim) -> Any:
     """Return a claim, of which the dearest are checked with --exhaustive alone."""
-    # thousands of calls to clients, encryption, a dense rotation, and noise that a target needs
-    dear = claim.attack == "relevance-oracle" or {"haar"} & set(claim.protection.values())
-    dear |= claim.attack == "hidden-differencing" and "target_epsilon" in claim.protection
+    # thousands of calls to clients, encryption, many sums, and a dense rotation
+    dear = claim.attack in DEAR or {"haar"} & set(claim.protection.values())
     return exhaustive(claim) if dear else claim
 
 

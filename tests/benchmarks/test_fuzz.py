@@ -52,7 +52,7 @@ CASES_AND_SIDES = [(case, side) for case in fuzz.CASES for side in fuzz.sides(ca
 
 
 @pytest.mark.always
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("case", "side"), CASES_AND_SIDES)
 def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> None:
     with fuzz.brief_estimator():

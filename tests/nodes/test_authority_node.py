@@ -282,7 +282,6 @@ def test_a_sum_over_fewer_clients_is_refused_after_the_authority_was_started_aga
     assert b"!refused" in world.authority().answer(stranger)
 
 
-@pytest.mark.always
 def test_a_refused_sum_stays_recorded_over_a_restart(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,7 +215,6 @@ def test_an_independent_shamir_recovers_our_shares_and_ours_recovers_its(
 # samplers against exact probabilities
 
 
-@pytest.mark.always
 def test_choices_pass_a_chi_square_test_of_the_exponential_mechanism() -> None:
     counts = np.array([40.0, 44.0, 43.0, 30.0, 41.0])
     eta = 0.6

@@ -92,7 +92,6 @@ def test_a_declaration_under_the_name_of_a_protocol_of_this_project_is_ignored_w
     assert registry.protocol_names().count("cfl") == 1
 
 
-@pytest.mark.always
 def test_a_declared_protocol_runs_resumes_and_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

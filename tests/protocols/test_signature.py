@@ -259,7 +259,6 @@ def test_shares_of_classes_choose_the_kind(noise: float, shares: str, kind: str)
     assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == kind
 
 
-@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "scenario",

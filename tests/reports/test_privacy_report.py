@@ -266,7 +266,6 @@ def test_every_private_field_of_every_reply_is_listed_with_its_reader(small: Fed
     assert any("plain pairs" in text for text in privacy["server_view"] if text.startswith("row "))
 
 
-@pytest.mark.always
 def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(
     small: Federation,
 ) -> None:

@@ -66,7 +66,6 @@ def test_two_clusters_look_like_one_where_each_does_as_well_with_the_others_mode
     assert alike([0, 0, 0], np.ones((1, 3))) is None
 
 
-@pytest.mark.always
 def test_one_cluster_of_clients_that_differ_says_by_how_much() -> None:
     federation = digits(LabelPermutation(4), 12, 80)
     # too few clients to be split

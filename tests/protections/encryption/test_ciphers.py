@@ -179,7 +179,6 @@ def refusals(cipher: SecretCipher, data: bytes, slot: int, flooded: bool) -> flo
 PLAIN = Textbook(4096, (53, 53), scale_bits=40)
 
 
-@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize("flooded", [False, True])
 def test_refusals_tell_nothing_of_the_error_of_a_slot_once_it_is_flooded(flooded: bool) -> None:

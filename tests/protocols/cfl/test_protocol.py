@@ -47,7 +47,6 @@ def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     assert all(0 < entry["gamma"] <= 1 and entry["allowed"] > 0.5 for entry in theory)
 
 
-@pytest.mark.always
 @pytest.mark.parametrize("seed", cases.seeds(1, of=3))
 def test_iid_clients_stay_together(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", scenario=Iid(), seed=seed))

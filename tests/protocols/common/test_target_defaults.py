@@ -79,7 +79,6 @@ def test_copies_know_what_was_given(digits: Federation) -> None:
     assert clone(FedAvg(target_epsilon=4.0)).get_params() == FedAvg(target_epsilon=4.0).get_params()
 
 
-@pytest.mark.always
 def test_the_choice_helps_by_the_formulas(digits: Federation) -> None:
     usual = FedAvg(**FedAvg(target_epsilon=4.0).get_params())
     assert strain(FedAvg(target_epsilon=4.0), digits) < strain(usual, digits) - 1

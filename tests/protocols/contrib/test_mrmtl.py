@@ -196,7 +196,6 @@ def test_own_models_are_in_no_file_but_their_owners(
         assert apart.max() < 1e-4
 
 
-@pytest.mark.always
 def test_a_target_is_met(small: Federation) -> None:
     options: dict[str, Any] = {"rounds": 3, "epochs": 1, "target_epsilon": 4.0}
     fitted = MRMTL(model="linear", **EXAMPLE, **options).fit(small)

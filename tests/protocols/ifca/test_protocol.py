@@ -141,7 +141,6 @@ LOOPS = [
 ]
 
 
-@pytest.mark.always
 @pytest.mark.parametrize(
     ("k", "starts", "rounds", "mask"),
     # several starts, under a mask: what one start and plain updates need is part of it

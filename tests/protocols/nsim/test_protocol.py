@@ -74,7 +74,6 @@ def corners() -> Federation:
     )
 
 
-@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize("layer", ["hidden", "last"])
 def test_users_of_the_same_places_share_a_cluster(

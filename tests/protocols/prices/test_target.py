@@ -74,7 +74,7 @@ def priced(history: Any, delta: float) -> None:
 
 
 @pytest.mark.always
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "way"), list(product(NAMES, EVERY_WAY)))
 def test_methods_stay_within_what_runs_without_data_released(
     name: str, way: str, small: Federation, monkeypatch: pytest.MonkeyPatch

@@ -93,7 +93,6 @@ FOUND = [
 ]
 
 
-@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("seed", "scenario", "distance"), FOUND)
 def test_the_clusters_are_found_without_their_number(
