@@ -509,7 +509,7 @@ def test_curves_show_the_start_that_went_on(tmp_path: Path) -> None:
         "t", {"ifca": [(1, 0.1, False), (2, 0.4, False)]}, {"cfl": 0, "ifca": 3}, "accuracy", ""
     )
     (axes,) = made.axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [text.get_text() for text in made.legends[0].get_texts()] == [
         "IFCA (kept start; 3 rounds in others)"
     ]
     assert axes.lines[0].get_xdata().tolist() == [1, 2]
