@@ -82,7 +82,7 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
     for label in variants:
         protocol = label.partition(":")[0]
         if protocol in BASELINES:
-            line = GREY_LINES[grey % len(GREY_LINES)]
+            line: Any = GREY_LINES[grey % len(GREY_LINES)]
             marker = GREY_MARKERS[grey % len(GREY_MARKERS)]
             styles[label] = Look(GREY, marker, line, 1.2, 1)
             grey += 1
