@@ -120,7 +120,7 @@ def of_newcomers(fitted: ClusteringProtocol) -> list[Any]:
 
 @pytest.mark.always
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", reversed(METHODS))  # the dearest at the end
+@pytest.mark.parametrize("name", list(reversed(METHODS)))  # the dearest at the end
 def test_no_newcomer_costs_more_than_the_target(name: str) -> None:
     kind, params = METHODS[name]
     noisy = {"mask": "none", "clip": 0.7, "target_epsilon": TARGET, "model": "linear"}
