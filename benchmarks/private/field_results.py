@@ -20,6 +20,7 @@ import securecluster
 from securecluster.cli.main import main as command
 from securecluster.studies import field_stored, sweep_tables
 
+TABLE = "securecluster/studies/field_results.csv"
 KEY = ("hash", "target_epsilon", "variant", "seed")
 
 
@@ -40,8 +41,15 @@ def store(measured: Path, stored: Path = field_stored.STORED) -> Path:
 
 
 def commit() -> str:
-    """Return the commit of the repository, with ".dirty" where files differ from it."""
-    call = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=.dirty"]
+    """Return the commit, with ".dirty" where files beside the table differ from it."""
+    known = _git("rev-parse", "--short=8", "HEAD")
+    changed = _git("status", "--porcelain", "--", ":/", f":(exclude,top){TABLE}")
+    return f"{known}.dirty" if changed else known
+
+
+def _git(*words: str) -> str:
+    """Return what git says of the repository."""
+    call = ["git", *words]
     return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
 
 
