@@ -16,7 +16,7 @@ import securecluster
 from securecluster.cli.main import main
 from securecluster.core import manifest
 from securecluster.data.simulation import Simulation
-from securecluster.errors import RunFolderError
+from securecluster.errors import RunFolderError, UsageError
 from securecluster.folders import run_folder
 from securecluster.studies import (
     field_figures,
@@ -140,6 +140,21 @@ def test_a_killed_field_goes_on_and_does_no_run_twice(
         assert main([*ARGUMENTS, "--out", str(out)]) == 0
         assert begun == ["hidden"]
     assert _rows(out / "runs.csv") == _rows(whole / "runs.csv")
+
+
+def test_python_goes_on_in_the_folder_of_the_command_and_returns_its_runs(whole: Path) -> None:
+    options: dict[str, Any] = {"quick": True, "beside": ["fedavg", "finetune", "hidden"]}
+    options |= {"epsilon": [8], "seeds": 2, "settings": ["swaps"]}
+    found = securecluster.field(["flexcfl:FlexCFL"], folder=whole, **options)
+    assert list(found.columns) == list(field_stored.COLUMNS)
+    written = [row["accuracy"] for row in _rows(whole / "runs.csv")]
+    assert ["" if value != value else str(value) for value in found["accuracy"]] == written
+    with pytest.raises(UsageError, match=r"epsilon is a list: give \[8\]"):
+        securecluster.field(folder=whole, epsilon=8)
+    with pytest.raises(UsageError, match="unknown option 'epsilons': did you mean 'epsilon'"):
+        securecluster.field(folder=whole, epsilons=[8])
+    with pytest.raises(UsageError, match="exists and is not empty"):
+        securecluster.field(["flexcfl:FlexCFL"], folder=whole, **{**options, "seeds": 1})
 
 
 def test_a_full_disk_says_how_to_go_on_and_changed_files_are_refused(
