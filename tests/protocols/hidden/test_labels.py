@@ -121,6 +121,8 @@ def test_every_way_on_costs_the_share_of_clustering(
     assert ("label_mass" in fitted.result_.method.report_fields(fitted.state_)) == (way == "labels")
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_target_is_kept_whatever_was_released(
     way: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
