@@ -118,6 +118,7 @@ def of_newcomers(fitted: ClusteringProtocol) -> list[Any]:
     return [event for event in fitted.ledger_.events if min(event.ids) >= clients]
 
 
+@pytest.mark.always
 # "longer" trains more often, and has every call that the shorter one has
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
