@@ -147,6 +147,7 @@ from securecluster.runtime.run import Run as Run
 from securecluster.runtime.server_channel import ServerChannel as ServerChannel
 from securecluster.training.config import FULL_GRADIENT as FULL_GRADIENT
 from securecluster.training.evaluation import EVALUATED as EVALUATED
+from securecluster.training.local_trainer import LinearTerm as LinearTerm
 from securecluster.training.local_trainer import LocalTrainer as LocalTrainer
 from securecluster.training.local_trainer import LocalTraining as LocalTraining
 from securecluster.training.local_trainer import MeanRegularizer as MeanRegularizer

@@ -27,7 +27,12 @@ from securecluster.protocols.common.messages import AverageDeltas, ColumnScale, 
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained, digest
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
+from securecluster.training.local_trainer import (
+    LocalTrainer,
+    LocalTraining,
+    LossTerm,
+    MeanRegularizer,
+)
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import Secrets
@@ -136,13 +141,24 @@ class TrainingClient:
         models = self.models.select(context.positions)
         # The rows have room for what leaves the client, so that a mask can overwrite them.
         room = self._pipeline.buffer_width(self.cohort.model.dimension)
-        delta = self.cohort.train(
-            models, context.positions, plan or self.training, context.step, room, scale
-        )
+        plan = plan or self.training
+        term = self.loss_term(context)
+        delta = self.cohort.train(models, context.positions, plan, context.step, room, scale, term)
         sizes = None
         if self._weighted:
             sizes = self._sizes(context)
         return Update(Rows(delta), sizes)
+
+    def loss_term(self, context: CallContext) -> LossTerm | None:
+        """Return a term of the clients' losses that depends on no sample; by default None.
+
+        DP-SGD adds its gradient after the clip and the noise, so it has to follow from what was
+        released or is public: then it costs nothing.
+
+        Args:
+            context: the clients.
+        """
+        return None
 
     def tuned(self, models: Rows, rounds: int) -> Rows:
         """Return models after each client has trained its own alone, (m, d), with local layers.
@@ -287,6 +303,21 @@ class TrainingClient:
         """
         applied: list[int] = self._had[positions].tolist()
         return applied
+
+    def new_averages(
+        self, positions: Sequence[int], query: AverageDeltas
+    ) -> dict[int, list[torch.Tensor]]:
+        """Return by position the averages (d,) that `take` will apply, unmasked, oldest first.
+
+        A displacement since θ_0 (`query.absolute`) is one row in place of all.
+
+        Args:
+            positions: of the clients that the query addresses.
+            query: averages, by client.
+        """
+        self._memo_of(query)
+        due = self._due(positions, query)
+        return {k: [self._unmasked_average(row, query) for row in rows] for k, rows in due.items()}
 
     def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of clients whose averages are applied to θ_0.

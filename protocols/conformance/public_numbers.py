@@ -30,7 +30,7 @@ from securecluster.protocols.conformance.held_values import held_values, numbers
 from securecluster.runtime.endpoint import release_of
 from securecluster.training.config import LocalTraining
 from securecluster.training.evaluation import Samples
-from securecluster.training.local_trainer import MeanRegularizer
+from securecluster.training.local_trainer import LossTerm
 
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import Endpoint
@@ -313,7 +313,7 @@ class World:
         step: int,
         row_width: int = 0,
         scale: Sequence[float] | None = None,
-        regularizer: MeanRegularizer | None = None,
+        regularizer: LossTerm | None = None,
         apart: bool = False,
     ) -> torch.Tensor:
         if not plan.noise:
@@ -333,8 +333,8 @@ class World:
             if scale is not None:
                 descriptions["scale"] = repr(float(scale[entry]))
             if regularizer is not None:
-                means = digest(regularizer.rows([entry])).hex()
-                descriptions["regularizer"] = f"{means} {float(regularizer.strength)!r}"
+                rows = digest(regularizer.rows([entry])).hex()
+                descriptions["regularizer"] = f"{rows} {regularizer.kind}"
             for aspect, value in descriptions.items():
                 self.now.note(client, f"training {aspect}", value)
             row = updates[entry, :d]

@@ -166,6 +166,10 @@ def parsed(
     for option in flags.values():
         _add(parser, option)
     by_flag = vars(parser.parse_args(_spelled(command, arguments, flags)))
+    if ":" in str(by_flag.get("--mask")):
+        from securecluster.privacy.masking import masks
+
+        by_flag["--mask"] = masks.named(by_flag["--mask"])
     values = {}
     for name, group in options.items():
         named = [option for option in group if option.flag in by_flag]

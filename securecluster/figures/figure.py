@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,10 @@ Drawing = Callable[[], Any]  # returns a figure, or None where there is nothing 
 
 WIDEST = 14  # letters of a client's name at an axis
 DPI = 120  # of a file
+PIXELS = 800  # least width of a file
+COLUMN = 3.4  # inches, of a paper in two columns
+COLUMN_TEXT = 8  # points
+LETTERS_PER_INCH = 17.0  # of texts of this size
 UPRIGHT_LETTERS = 3  # of names that stand side by side at a horizontal axis
 
 
@@ -57,6 +62,28 @@ def figure_of(axes: Any, width: float, height: float) -> tuple[Any, Any]:
     if axes is None:
         return figure(width, height)
     return axes.figure, axes
+
+
+@contextmanager
+def in_column() -> Iterator[None]:
+    """Draw with letters that can be read where a figure of `COLUMN` width is printed as it is."""
+    _load_matplotlib()
+    from matplotlib import rc_context
+
+    with rc_context({"font.size": COLUMN_TEXT, "axes.titlesize": COLUMN_TEXT}):
+        yield
+
+
+def titled(picture: Any, title: str) -> None:
+    """Put a title above a figure, in as many lines as its width needs.
+
+    Args:
+        picture: a matplotlib figure.
+        title: of the figure.
+    """
+    letters = int(LETTERS_PER_INCH * picture.get_figwidth())
+    lines = [textwrap.fill(line, letters) for line in title.splitlines()]
+    picture.suptitle("\n".join(lines), fontsize=COLUMN_TEXT)
 
 
 def tick_names(clients: Sequence[int], names: Sequence[str] | None) -> list[str]:
@@ -139,10 +166,11 @@ def save(path: Path, picture: Any) -> Path:
     from matplotlib.image import imsave
 
     # not savefig: it goes through the drawing twice, for the same pixels
-    picture.set_dpi(DPI)
+    dots = max(DPI, PIXELS / picture.get_figwidth())
+    picture.set_dpi(dots)
     picture.canvas.draw()
     buffer = io.BytesIO()
-    imsave(buffer, picture.canvas.buffer_rgba(), format="png", dpi=DPI)
+    imsave(buffer, picture.canvas.buffer_rgba(), format="png", dpi=dots)
     atomic_files.write_atomic(path, buffer.getvalue())
     return path
 

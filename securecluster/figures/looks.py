@@ -9,7 +9,7 @@ not cluster, are grey.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from securecluster.core.number_format import printable
 
@@ -43,7 +43,8 @@ COLORS = (
 LINES = ("-", "--", "-.", ":")
 MARKERS = "osD^vP*X<>"
 GREY = "0.5"
-GREY_LINES = ("--", ":", "-.")
+# unlike those above where a curve has no markers
+GREY_LINES = ((0, (7, 1.5)), (0, (1, 2.5)), (0, (5, 1, 1, 1, 1, 1)))
 GREY_MARKERS = "x+12"
 UNITS = {"client": "per client", "example": "per example"}
 
@@ -53,7 +54,7 @@ class Look(NamedTuple):
 
     color: str
     marker: str
-    line: str
+    line: Any  # as matplotlib takes it
     width: float
     order: float
 
@@ -81,7 +82,7 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
     for label in variants:
         protocol = label.partition(":")[0]
         if protocol in BASELINES:
-            line = GREY_LINES[grey % len(GREY_LINES)]
+            line: Any = GREY_LINES[grey % len(GREY_LINES)]
             marker = GREY_MARKERS[grey % len(GREY_MARKERS)]
             styles[label] = Look(GREY, marker, line, 1.2, 1)
             grey += 1
@@ -92,8 +93,11 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
         # of variants of one method, the next marker and the next line
         again = counts.get(protocol, 0)
         counts[protocol] = again + 1
-        line = LINES[(position // len(COLORS) + again) % len(LINES)]
         marker = MARKERS[(position + again) % len(MARKERS)]
+        taken = {look.line for look in styles.values() if look.marker == marker}
+        first = position + 2 * again
+        lines = [LINES[(first + k) % len(LINES)] for k in range(len(LINES))]
+        line = next((line for line in lines if line not in taken), lines[0])
         styles[label] = Look(COLORS[position % len(COLORS)], marker, line, 1.6, 2)
     return styles
 

@@ -157,7 +157,41 @@ class Adam:
         self.value(name, torch.bmm(lhs, rhs))
 
 
-class MeanRegularized:
+class _WithTerm:
+    """An optimizer of the loss plus a term that depends on no sample.
+
+    Args:
+        optimizer: makes the steps.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def begin(self) -> None:
+        """Begin a new step."""
+        self._optimizer.begin()
+
+    def value(self, name: str, gradient: torch.Tensor) -> None:
+        """Step θ by the gradient plus that of the term.
+
+        Args:
+            name: the parameter, (b, …).
+            gradient: its gradient, (k, …).
+        """
+        raise NotImplementedError
+
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        """Step θ by the product's values plus the gradient of the term.
+
+        Args:
+            name: the parameter, (b, o, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
+        """
+        self.value(name, torch.bmm(lhs, rhs))
+
+
+class MeanRegularized(_WithTerm):
     """An optimizer of the loss plus λ/2 ‖θ − θ̄‖², whose gradient is λ(θ − θ̄).
 
     With θ̄ = 0 it is weight decay, as `torch.optim` has it.
@@ -176,14 +210,10 @@ class MeanRegularized:
         means: Mapping[str, torch.Tensor] | None,
         strength: float,
     ) -> None:
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         self._params = params
         self._means = means
         self._strength = strength
-
-    def begin(self) -> None:
-        """Begin a new step."""
-        self._optimizer.begin()
 
     def value(self, name: str, gradient: torch.Tensor) -> None:
         """Step θ by the gradient plus λ(θ − θ̄).
@@ -199,15 +229,27 @@ class MeanRegularized:
         regularized = gradient.add(offset, alpha=self._strength)
         self._optimizer.value(name, regularized)
 
-    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
-        """Step θ by the product's values plus λ(θ − θ̄).
+
+class Corrected(_WithTerm):
+    """An optimizer of the loss plus ⟨g, θ⟩, whose gradient is g.
+
+    Args:
+        optimizer: makes the steps.
+        correction: g by name, shaped as the parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer, correction: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(optimizer)
+        self._correction = correction
+
+    def value(self, name: str, gradient: torch.Tensor) -> None:
+        """Step θ by the gradient plus g.
 
         Args:
-            name: the parameter, (b, o, i).
-            lhs: (k, o, n).
-            rhs: (k, n, i).
+            name: the parameter, (b, …).
+            gradient: its gradient, (k, …).
         """
-        self.value(name, torch.bmm(lhs, rhs))
+        self._optimizer.value(name, gradient + self._correction[name][: len(gradient)])
 
 
 OPTIMIZERS = ("sgd", "adam")

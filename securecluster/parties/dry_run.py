@@ -45,7 +45,7 @@ from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.run import Run
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, LossTerm
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
@@ -147,7 +147,7 @@ class StandInTrainer(LocalTrainer):
         step: int,
         row_width: int = 0,
         scale: Sequence[float] | None = None,
-        regularizer: MeanRegularizer | None = None,
+        regularizer: LossTerm | None = None,
         apart: bool = False,
     ) -> torch.Tensor:
         """Return the clients' updates, after the checks of a training."""

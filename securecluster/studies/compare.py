@@ -20,6 +20,7 @@ from securecluster.commands import command_line, execution, failures
 from securecluster.commands.command_line import Section
 from securecluster.commands.failures import Row
 from securecluster.core.number_format import printable
+from securecluster.core.optional_packages import need
 from securecluster.core.stops import output
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 from securecluster.protocols.registry import protocol_names
@@ -27,6 +28,8 @@ from securecluster.studies import comparison_options, sweep_runner
 from securecluster.studies.sweep_runner import DONE, Parallel
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from securecluster.data import Federation
     from securecluster.folders.run_folder import RunPlan
     from securecluster.folders.schemas import Result
@@ -154,6 +157,36 @@ def resume(folder: Path, quiet: bool, jobs: int = 1) -> int:
             return 0
     with run_folder.locked(folder):  # before the plans are read: another start may replace them
         return _carry_out(folder, *_planned(folder), parallel, quiet)
+
+
+def to_frame(folder: Path | str) -> DataFrame:
+    """Return a row for each protocol of a comparison that has ended, as its compare.json has them.
+
+    Args:
+        folder: of the comparison.
+
+    Returns:
+        A DataFrame by protocol. `epsilon` is infinite without noise, and missing where a protocol
+        failed; `error` then says why.
+
+    Raises:
+        RunFolderError: no such folder, or a damaged one.
+        UsageError: pandas is not installed.
+    """
+    pandas = need("pandas")
+    from securecluster.core import atomic_files
+    from securecluster.core.serialization import checked, parsed
+    from securecluster.folders import run_folder
+    from securecluster.folders.schemas import Comparison
+
+    path = Path(folder) / run_folder.COMPARISON
+    if not path.is_file():
+        raise RunFolderError(f"{folder} holds no comparison that has ended: resume it first")
+    content = checked(path, parsed(path, atomic_files.read(path)), Comparison)
+    frame = pandas.DataFrame(content["protocols"]).set_index("protocol")
+    without_noise = frame["epsilon"].isna() & frame["error"].isna()
+    frame["epsilon"] = frame["epsilon"].astype(float).mask(without_noise, math.inf)
+    return frame
 
 
 def _planned(folder: Path) -> tuple[Plans, Federation]:

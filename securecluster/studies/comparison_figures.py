@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.core.number_format import NONE, fixed, printable, shown
-from securecluster.figures.curves import bounded, kept, labelled, legend_place
-from securecluster.figures.figure import Drawing, figure, save_all
+from securecluster.figures.curves import bounded, kept, labelled
+from securecluster.figures.figure import COLUMN, Drawing, figure, in_column, save_all, titled
 from securecluster.figures.looks import GREY, looks, name_of
 from securecluster.privacy import run_secret
 from securecluster.reports.report import megabytes
@@ -20,6 +20,7 @@ Content = dict[str, Any]
 Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
+HEIGHT = 3.2  # inches
 THIN = 1.4  # points of a line
 WIDER = 2.0  # points more for each curve that lies on it
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
@@ -307,22 +308,22 @@ def _learning(
         unit: of the metric; empty where it has none.
     """
     names = list(given_up)
-    picture, axes = figure(6.8, 4.2)
     drawn = list(curves.values())
-    for position, (name, points) in enumerate(curves.items()):
-        width = THIN + WIDER * _hidden_by(points, drawn[position + 1 :])
-        style = {**_style(name, names), "linewidth": width}
-        _draw_curve(axes, points, style, _label(name, given_up[name]))
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes.set(
-        title=title,
-        xlabel="round (markers: clusters changed)",
-        ylabel=f"{labelled(metric, unit)}, mean over clients",
-    )
-    bounded(axes, metric)
-    axes.grid(alpha=0.25)
-    axes.legend(loc=legend_place(metric), fontsize=8)
-    return picture
+    with in_column():
+        picture, axes = figure(COLUMN, HEIGHT)
+        for position, (name, points) in enumerate(curves.items()):
+            width = THIN + WIDER * _hidden_by(points, drawn[position + 1 :])
+            style = {**_style(name, names), "linewidth": width}
+            _draw_curve(axes, points, style, _label(name, given_up[name]))
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axes.set(
+            xlabel="round (markers: clusters changed)",
+            ylabel=f"{labelled(metric, unit)},\nmean over clients",
+        )
+        titled(picture, title)
+        bounded(axes, metric)
+        axes.grid(alpha=0.25)
+        return sweep_figures.with_legend(picture, [axes])
 
 
 def _hidden_by(points: list[Point], later: list[list[Point]]) -> int:
@@ -378,7 +379,7 @@ def _cost(title: str, rows: list[Row], metric: str, unit: str) -> Any:
     lines = [{**row, **of_a_sweep, "variant": row["protocol"]} for row in rows]
     labels = {metric: f"{labelled(metric, unit)}, mean over clients"}
     picture = sweep_figures.over(lines, "bytes", [metric], labels)
-    picture.suptitle(title, fontsize=10)
+    titled(picture, title)
     (axes,) = picture.axes
     axes.autoscale(axis="y")  # points that are close are told apart
     axes.margins(y=0.15)

@@ -6,8 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from securecluster.figures.figure import in_column, titled
 from securecluster.figures.looks import Look, looks, name_of
-from securecluster.studies.sweep_figures import axis_label, panels_of, units, with_legend
+from securecluster.studies.sweep_figures import (
+    APART,
+    axis_label,
+    panels_of,
+    shifts_of,
+    units,
+    with_legend,
+)
 from securecluster.studies.sweep_tables import WIDE
 
 LABELS = {"ari": "ARI", "accuracy": "accuracy"}
@@ -36,12 +44,13 @@ def frontier(rows: Sequence[Row], title: str = "", axes: Any = None) -> Any:
         _draw(axes, groups[0], "accuracy", styles)
         axes.legend(fontsize=8)
         return axes.figure
-    picture, panels = panels_of(len(groups), len(scores))
-    for group, line in zip(groups, panels, strict=True):
-        for panel, score in zip(line, scores, strict=True):
-            _draw(panel, group, score, styles)
-    picture.suptitle(f"{title}\n{BANDS}".strip(), fontsize=10)
-    return with_legend(picture, [panel for line in panels for panel in line])
+    with in_column():
+        picture, panels = panels_of(len(groups), len(scores))
+        for group, line in zip(groups, panels, strict=True):
+            for panel, score in zip(line, scores, strict=True):
+                _draw(panel, group, score, styles)
+        titled(picture, f"{title}\n{BANDS}".strip())
+        return with_legend(picture, [panel for line in panels for panel in line])
 
 
 def _draw(panel: Any, rows: Sequence[Row], score: str, styles: dict[str, Look]) -> None:
@@ -58,14 +67,15 @@ def _draw(panel: Any, rows: Sequence[Row], score: str, styles: dict[str, Look]) 
         # such as ARI of baselines alone
         panel.set_axis_off()
         return
+    shifts = shifts_of([{**row, "variant": row["protocol"]} for row in drawn], "epsilon", score)
     for label, look in styles.items():
         variant_rows = [row for row in drawn if row["protocol"] == label]
         if not variant_rows:
             continue
-        places = [row["epsilon"] for row in variant_rows]
+        places = [row["epsilon"] * APART ** shifts[label] for row in variant_rows]
         means = [row[score] for row in variant_rows]
         panel.plot(
-            places, means, look.line, color=look.color, marker=look.marker,
+            places, means, linestyle=look.line, color=look.color, marker=look.marker,
             linewidth=look.width, label=name_of(label),
         )  # fmt: skip
         lows = [row[f"{score}_least"] for row in variant_rows]

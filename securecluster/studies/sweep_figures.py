@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 from securecluster.core import atomic_files
 from securecluster.core.number_format import printable
 from securecluster.figures.curves import bounded, labelled
-from securecluster.figures.figure import figure
+from securecluster.figures.figure import (
+    COLUMN,
+    COLUMN_TEXT,
+    LETTERS_PER_INCH,
+    figure,
+    in_column,
+    titled,
+)
 from securecluster.figures.looks import UNITS, Look, looks, name_of
 from securecluster.studies.sweep_tables import FEWEST, HOLDS, KEYS, groups
 
@@ -30,7 +37,6 @@ STYLE: Any = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.font
 METADATA: dict[str, Any] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 PALEST = 0.25  # opacity of the level with the most noise
 MOST_TICKS = 9
-LETTERS_PER_INCH = 17.0  # of a legend's texts
 HANDLE = 9  # letters in place of a legend's line, with its gaps
 TICK_GAP = 0.07  # between two ticks, as a share of the axis
 LONG = 1000  # from here on powers of ten are written as such
@@ -40,6 +46,8 @@ MEGABYTE = 1e6
 COINCIDING = 2  # digits of scores that are drawn at one place
 APART = 1.05  # factor between marks that would hide each other
 FARTHEST = 3.0  # steps of `APART` from a mark's own place
+HEIGHT = 2.2  # inches, of a panel
+DPI = 240  # of a PNG
 DOT = 9  # area of a seed's dot, in square points
 
 
@@ -69,7 +77,7 @@ def draw(
     paths = []
     for name in (*AXES, "bytes"):
         picture = over(done, name, scores, labels, runs=runs)
-        picture.suptitle(printable(title), fontsize=10)
+        titled(picture, printable(title))
         paths += save(folder, name, picture)
     return paths
 
@@ -121,21 +129,24 @@ def over(
     if x in AXES and len(row_units) > 1:
         # a multiplier hides one of a client's samples, or all; what releases nothing has ε = 0
         row_groups = [[row for row in rows if _is_of(row, rows, unit)] for unit in row_units]
-    if axes is None:
-        picture, panels = panels_of(len(row_groups), len(scores))
-    else:
-        picture, panels = axes.figure, [[axes]]
     drawn = _Drawn(looks(_variants(rows)), _dots(runs), names or {}, labels)
-    for row_group, line in zip(row_groups, panels, strict=True):
-        for panel, score in zip(line, scores, strict=True):
-            if x in AXES:
-                _draw_levels(panel, row_group, x, score, drawn)
-            else:
-                _draw_bytes(panel, row_group, score, drawn)
-    if axes is None:
+
+    def draw_in(panels: Sequence[Sequence[Any]]) -> None:
+        for row_group, line in zip(row_groups, panels, strict=True):
+            for panel, score in zip(line, scores, strict=True):
+                if x in AXES:
+                    _draw_levels(panel, row_group, x, score, drawn)
+                else:
+                    _draw_bytes(panel, row_group, score, drawn)
+
+    if axes is not None:
+        draw_in([[axes]])
+        axes.legend(fontsize=COLUMN_TEXT)
+        return axes.figure
+    with in_column():
+        picture, panels = panels_of(len(row_groups), len(scores))
+        draw_in(panels)
         return with_legend(picture, [panel for line in panels for panel in line])
-    axes.legend(fontsize=8)
-    return picture
 
 
 class _Drawn(NamedTuple):
@@ -218,7 +229,7 @@ def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn
     placed = [row for row in rows if column != "epsilon" or not _is_level_line(row, rows)]
     values = [_level(row, column) for row in placed or rows]
     scale, ends = _scale(values)
-    shifts = _shifts(rows, column, score)
+    shifts = shifts_of(rows, column, score)
     for variant in _variants(rows):
         points = [row for row in rows if row["variant"] == variant and row[score] is not None]
         points.sort(key=lambda row: _level(row, column))
@@ -234,7 +245,7 @@ def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn
     _mark_breaks(panel, values, ends)
 
 
-def _shifts(rows: Sequence[Row], column: str, score: str) -> dict[str, float]:
+def shifts_of(rows: Sequence[Row], column: str, score: str) -> dict[str, float]:
     """Return how far each variant's marks are set apart from others at their places.
 
     Args:
@@ -333,13 +344,16 @@ def _ticks_of_bytes(panel: Any, places: Sequence[float]) -> None:
     panel.set_xlim(low, high)
 
 
-def panels_of(rows: int, columns: int) -> tuple[Any, list[list[Any]]]:
-    """Return a figure with some panels: in each row those of the scores."""
+def panels_of(groups: int, scores: int) -> tuple[Any, list[list[Any]]]:
+    """Return a figure, and the panels of each group: one for each score, below each other.
+
+    A group is as wide as a column of a paper.
+    """
     picture, axes = figure(
-        4.6 * columns + 0.4, 3.7 * rows + 0.7, rows=rows, columns=columns, share=False
+        COLUMN * groups, HEIGHT * scores + 0.7, rows=scores, columns=groups, share=False
     )
-    flat = [axes] if rows * columns == 1 else list(axes.flat)
-    return picture, [flat[k * columns : (k + 1) * columns] for k in range(rows)]
+    flat = [axes] if groups * scores == 1 else list(axes.flat)
+    return picture, [flat[group::groups] for group in range(groups)]
 
 
 def _variants(rows: Sequence[Row]) -> list[str]:
@@ -596,7 +610,7 @@ def with_legend(picture: Any, panels: Sequence[Any]) -> Any:
     handles, labels = list(entries.values()), list(entries)
     width = LETTERS_PER_INCH * picture.get_figwidth()
     columns = _legend_columns([len(label) for label in labels], width)
-    picture.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+    picture.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=COLUMN_TEXT)
     return picture
 
 
@@ -632,7 +646,7 @@ def save(folder: Path, name: str, picture: Any) -> list[Path]:
     for form, metadata in METADATA.items():
         buffer = io.BytesIO()
         with rc_context(STYLE):
-            picture.savefig(buffer, format=form, dpi=120, metadata=metadata)
+            picture.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
         # the places of the first format are those of all, and take a while to find
         picture.set_layout_engine("none")
         path = folder / f"{name}.{form}"

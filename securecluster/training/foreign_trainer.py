@@ -14,7 +14,7 @@ from securecluster.core.progress import told_while_running
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.training.config import FULL_GRADIENT, LocalTraining
-from securecluster.training.local_trainer import FloatArray, IntArray, LocalTrainer, MeanRegularizer
+from securecluster.training.local_trainer import FloatArray, IntArray, LocalTrainer, LossTerm
 
 if TYPE_CHECKING:
     from securecluster.models.foreign import ForeignModel
@@ -112,7 +112,7 @@ class ForeignTrainer(LocalTrainer):
         step: int,
         row_width: int = 0,
         scale: Sequence[float] | None = None,
-        regularizer: MeanRegularizer | None = None,
+        regularizer: LossTerm | None = None,
         apart: bool = False,
     ) -> torch.Tensor:
         """Return the clients' updates by the user's function, one client after the other.

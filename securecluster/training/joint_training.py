@@ -29,7 +29,7 @@ class Request:
         weights: (b, d) initial weights, changed in place.
         clients: positions of the clients, most steps first.
         task: the call of `LocalTrainer.train`.
-        means: θ̄ of the clients, (b, d), where their loss has a term for it.
+        means: θ̄ or g of the clients, (b, d), where their loss has a term with it.
         equal: whether the initial weights of all clients are equal.
         done: whether the clients have trained, or an error has stopped them.
         error: the error.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,13 @@ from securecluster.core.randomness import Part, Randomness
 from securecluster.data.scaling import POOLED
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Rows
-from securecluster.models.optimizers import LastingRows, MeanRegularized, Momenta, Optimizer
+from securecluster.models.optimizers import (
+    Corrected,
+    LastingRows,
+    MeanRegularized,
+    Momenta,
+    Optimizer,
+)
 from securecluster.models.optimizers import build as build_optimizer
 from securecluster.training import joint_training
 from securecluster.training.batches import (
@@ -57,9 +64,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_training"]
 
-# parameters of the clients that train together: what a CPU's caches, or a GPU's memory, hold
+# parameters of the clients that train together: what a CPU's caches hold, and what fills a GPU,
+# whose free memory may hold fewer
 CPU_CHUNK = 1 << 22
 GPU_CHUNK = 1 << 28
+# numbers in a GPU's memory for each parameter: weights, gradients, two of Adam, and as many again
+# for activations
+NUMBERS_OF_PARAMETER = 8
 # so many times more train together where steps wait for each other: these read no weights
 WINDOWS = 4
 # clients on a CPU whose convolutions go one by one, and whose dense layers go together
@@ -104,10 +115,41 @@ class MeanRegularizer:
         Args:
             entries: positions of the clients in the call.
         """
-        index = list(entries)
-        if self.means.index is not None:
-            index = [self.means.index[entry] for entry in entries]
-        return self.means.table[index]
+        return self.means.select(entries).values
+
+    @property
+    def kind(self) -> str:
+        """Return what tells the term from others with the same rows."""
+        return repr(float(self.strength))
+
+
+@dataclass(frozen=True)
+class LinearTerm:
+    """The term ⟨g_i, θ_i⟩ of clients' losses: g_i is added to every gradient.
+
+    It corrects clients' drift, as c − c_i does in SCAFFOLD (Karimireddy et al. 2020, eq. 3).
+
+    Attributes:
+        gradients: g_i of each client of a call.
+    """
+
+    gradients: Rows
+
+    def rows(self, entries: Sequence[int]) -> torch.Tensor:
+        """Return g of some clients, (b, d).
+
+        Args:
+            entries: positions of the clients in the call.
+        """
+        return self.gradients.select(entries).values
+
+    @property
+    def kind(self) -> str:
+        """Return what tells the term from others with the same rows."""
+        return "linear"
+
+
+LossTerm = MeanRegularizer | LinearTerm
 
 
 @dataclass(frozen=True)
@@ -135,7 +177,7 @@ class _Task:
     out: torch.Tensor
     largest: int
     jobs: deque[list[int] | None]
-    regularizer: MeanRegularizer | None = None
+    regularizer: LossTerm | None = None
 
 
 class LocalTrainer:
@@ -365,7 +407,7 @@ class LocalTrainer:
         step: int,
         row_width: int = 0,
         scale: Sequence[float] | None = None,
-        regularizer: MeanRegularizer | None = None,
+        regularizer: LossTerm | None = None,
         apart: bool = False,
     ) -> torch.Tensor:
         """Return the updates SGD_n(θ_i, D_i) − θ_i of some clients (Sattler et al. 2019, eq. 1).
@@ -538,8 +580,9 @@ class LocalTrainer:
         local = self._local_rows(clients, task.plan)
         weights.copy_(self.model.joined(models.index_select(0, index), local))
         if means is not None:
-            # no term draws local layers anywhere but to where they are
-            means = self.model.joined(means, local)
+            # no term draws local layers anywhere but to where they are, or along a gradient
+            linear = isinstance(task.regularizer, LinearTerm)
+            means = self.model.joined(means, torch.zeros_like(local) if linear else local)
         return Request(0, self, weights, clients, task, means)
 
     def _local_rows(self, clients: Sequence[int], plan: LocalTraining) -> torch.Tensor:
@@ -678,11 +721,7 @@ class LocalTrainer:
             momenta.end(clients, buffers)
 
     def _window(
-        self,
-        model: FlatModel,
-        params: Params,
-        plan: LocalTraining,
-        regularizer: MeanRegularizer | None,
+        self, model: FlatModel, params: Params, plan: LocalTraining, regularizer: LossTerm | None
     ) -> int:
         """Return the steps in which changes of the first dense layer wait for each other, or 0.
 
@@ -765,8 +804,8 @@ class LocalTrainer:
         sizes = [self._sizes[client] for client in clients]
         digests = [self._train_on.digest(client) for client in clients]
         if means is not None and task.regularizer is not None:
-            # A request with other means makes other draws.
-            digests = _with_means(digests, means, task.regularizer.strength)
+            # A request with another term makes other draws.
+            digests = _with_term(digests, means, task.regularizer.kind)
         block = 1  # a module that vmap refuses takes one example at a time
         if self.model.together:
             block = self.models_in_chunk()
@@ -788,7 +827,7 @@ class LocalTrainer:
         clients: Sequence[int],
         plan: LocalTraining,
         threads: int,
-        regularizer: MeanRegularizer | None,
+        regularizer: LossTerm | None,
     ) -> list[list[int]]:
         """Return the clients that train together, as entries of `clients`.
 
@@ -832,11 +871,25 @@ class LocalTrainer:
 
         Frozen parameters count: clients share them, and each has activations of all layers.
         """
-        parameters = GPU_CHUNK
-        if self.device.type == "cpu":
-            parameters = CPU_CHUNK
         of_module = sum(parameter.numel() for parameter in self.model.module.parameters())
-        return max(1, parameters // of_module)
+        return max(1, self._largest_chunk // of_module)
+
+    @cached_property
+    def _largest_chunk(self) -> int:
+        """Return the number of parameters that train together.
+
+        A GPU's is found once: a run's products then round alike in all rounds. Free memory is
+        rounded down to a power of two, so that a resumed run mostly finds the same.
+        """
+        if self.device.type == "cpu":
+            return CPU_CHUNK
+        if self.device.type != "cuda":
+            return GPU_CHUNK
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # what torch holds for this process, but does not use
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        affordable = (free + kept) // (NUMBERS_OF_PARAMETER * self.start.element_size())
+        return min(GPU_CHUNK, 1 << max(0, affordable.bit_length() - 1))
 
     def batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[IntArray]:
         """Yield the rows of a client's mini-batches in order.
@@ -1138,7 +1191,8 @@ def _with_terms(
     """
     plan = request.task.plan
     terms: list[tuple[torch.Tensor | None, float]] = []
-    if request.means is not None:
+    linear = isinstance(request.task.regularizer, LinearTerm)
+    if request.means is not None and not linear:
         terms.append((request.means, request.task.regularizer.strength))
     if plan.proximal:
         terms.append((request.weights.clone(), plan.proximal))
@@ -1148,20 +1202,22 @@ def _with_terms(
     for centre, strength in terms:
         near = None if centre is None else steps_of(centre, model.views(centre))
         optimizer = MeanRegularized(optimizer, params, near, strength)
+    if request.means is not None and linear:
+        optimizer = Corrected(optimizer, steps_of(request.means, model.views(request.means)))
     return optimizer
 
 
-def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) -> list[bytes]:
-    """Return the clients' digests, extended by what their loss is regularized towards.
+def _with_term(digests: Sequence[bytes], rows: torch.Tensor, kind: str) -> list[bytes]:
+    """Return the clients' digests, extended by the term that their loss has.
 
     Args:
         digests: of each client's examples.
-        means: θ̄ of the clients, (b, d).
-        strength: λ.
+        rows: θ̄ or g of the clients, (b, d).
+        kind: of the term.
     """
     extended = []
-    for digest, row in zip(digests, means.cpu(), strict=True):
-        contents = row.numpy().tobytes() + repr(float(strength)).encode()
+    for digest, row in zip(digests, rows.cpu(), strict=True):
+        contents = row.numpy().tobytes() + kind.encode()
         extended.append(digest + hashlib.blake2b(contents, digest_size=32).digest())
     return extended
 

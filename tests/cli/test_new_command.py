@@ -34,8 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder, whose packages are forgotten at the end."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(masks, "MASKS", names := list(masks.MASKS))
-    monkeypatch.setattr(masks, "PARTS", installed_packages.Parts("mask", masks.GROUP, names))
+    monkeypatch.setattr(masks, "MASKS", list(masks.MASKS))
     monkeypatch.setattr(masks, "ENTRYWISE", set(masks.ENTRYWISE))
     for name in ("INFO", "_MAKERS"):
         monkeypatch.setattr(masks, name, dict(getattr(masks, name)))

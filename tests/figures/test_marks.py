@@ -11,13 +11,15 @@ from itertools import combinations, pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.text import Text
 
 from securecluster.figures import curves
 from securecluster.figures.dendrogram import dendrogram
-from securecluster.figures.looks import COLORS, look_of, looks
+from securecluster.figures.looks import COLORS, NAMES, look_of, looks
 from securecluster.figures.matrices import graph
 from securecluster.reports import html_page
 from securecluster.studies import comparison_figures, plan_figure, sweep_figures
@@ -95,7 +97,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[tuple[str, str]], set[str], tuple
         lambda: comparison_figures._learning(
             "", {"cfl": POINTS, "srfca": POINTS}, {"cfl": 0, "srfca": 0}, "accuracy", ""
         ),
-        [("round (markers: clusters changed)", "test accuracy, mean over clients")],
+        [("round (markers: clusters changed)", "test accuracy,\nmean over clients")],
         {"CFL", "SR-FCA"}, (0, 1.02),
     ),
     "noise": (
@@ -174,8 +176,49 @@ def test_what_simulations_could_not_tell_is_hollow_and_scores_have_one_range(
 def test_methods_and_clusters_are_told_apart_without_colour() -> None:
     grey = [look_of(cluster) for cluster in range(9)]
     assert len({look.marker for look in grey}) == len({look.color for look in grey}) == 9
-    variants = looks(["cfl", "cfl:sketch=64", "flhc", "fedavg", "local", "finetune"]).values()
-    assert len({(look.marker, look.line) for look in variants}) == 6
+    names = [*NAMES, "cfl:sketch=64", "cfl:sketch=8", "flhc:signature=gradient", "ifca:k=9"]
+    assert len({(look.marker, look.line) for look in looks(names).values()}) == len(names)
+    in_greys = looks(["flhc", "ifca", "signature", "cfl", "fedavg", "finetune", "local"]).values()
+    assert len({look.line for look in in_greys}) == 7, "where a curve has no marker"
+
+
+# linear sRGB as people without one kind of cones see it (Machado et al. 2009, severity 1)
+CONES = {
+    "red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "green": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "blue": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+TO_XYZ = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]]
+
+
+def lab(color: str, seen: Any) -> Any:
+    """Return CIELAB of a colour that is seen in another way."""
+    given = np.array(to_rgb(color))
+    linear = np.where(given <= 0.04045, given / 12.92, ((given + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt(np.array(TO_XYZ) @ np.clip(np.array(seen) @ linear, 0.001, 1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("missing", CONES)
+def test_colours_are_told_apart_without_one_kind_of_cones(missing: str) -> None:
+    seen = [lab(color, CONES[missing]) for color in COLORS]
+    # of 2.3 one notices; a pure red and a green of its lightness are at 10 and less
+    assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 12
+
+
+@pytest.mark.parametrize("name", ["comparison", "noise", "epsilon", "bytes", "plan"])
+def test_pictures_of_studies_fit_a_column_as_they_are(name: str, drawn: dict[str, Any]) -> None:
+    picture = drawn[name]
+    groups = len({round(panel.get_position().x0, 2) for panel in picture.axes})
+    assert picture.get_figwidth() == pytest.approx(3.4 * groups)
+    picture.canvas.draw()
+    for text in picture.findobj(Text):
+        if text.get_text() and text.get_visible():
+            assert text.get_fontsize() >= 7
+    labels = [axis.label for panel in picture.axes for axis in (panel.xaxis, panel.yaxis)]
+    for label in [*labels, *picture.legends, *picture.texts]:
+        box = label.get_window_extent()
+        assert picture.bbox.x0 <= box.x0 + 1 and box.x1 <= picture.bbox.x1 + 1, label
 
 
 def test_charts_of_pages_name_their_axes_and_differ_in_grey() -> None:

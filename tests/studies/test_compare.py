@@ -23,7 +23,7 @@ from rich.console import Console
 from securecluster import load
 from securecluster.core.serialization import fault_of
 from securecluster.data.simulation import Simulation
-from securecluster.errors import UpdateError
+from securecluster.errors import RunFolderError, UpdateError
 from securecluster.figures import curves
 from securecluster.figures.looks import looks
 from securecluster.folders.run_folder import locked
@@ -34,8 +34,8 @@ from securecluster.protocols import CFL, FLHC, FedAvg
 from securecluster.protocols.common.averages.averaging import AveragingState
 from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime.run import Run
+from securecluster.studies import compare, worker_pool
 from securecluster.studies import comparison_figures as comparison
-from securecluster.studies import worker_pool
 
 SMALL = [
     "--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "5", "--dropout", "0.05",
@@ -130,6 +130,7 @@ def test_each_run_replays_and_resumes_by_itself(
     )
 
 
+@pytest.mark.always
 def test_each_protocol_has_the_mean_scores_of_its_run(whole: Path) -> None:
     for row in json.loads((whole / "compare.json").read_text())["protocols"]:
         fitted = load(whole / row["protocol"])
@@ -138,6 +139,18 @@ def test_each_protocol_has_the_mean_scores_of_its_run(whole: Path) -> None:
             assert value == pytest.approx(frame[name].mean())
         assert row["accuracy_baseline"] == pytest.approx(frame["accuracy_baseline"].mean())
         assert row["below_baseline"] == (frame["accuracy"] < frame["accuracy_baseline"]).sum()
+
+
+def test_a_comparison_is_a_frame(whole: Path, tmp_path: Path) -> None:
+    frame = compare.to_frame(whole)
+    rows = json.loads((whole / "compare.json").read_text())["protocols"]
+    assert list(frame.index) == [row["protocol"] for row in rows]
+    assert frame["accuracy"].tolist() == [row["accuracy"] for row in rows]
+    assert frame["epsilon"].tolist() == [
+        math.inf if row["epsilon"] is None else row["epsilon"] for row in rows
+    ]
+    with pytest.raises(RunFolderError, match="resume"):
+        compare.to_frame(tmp_path)
 
 
 def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
@@ -497,7 +510,7 @@ def test_curves_show_the_start_that_went_on(tmp_path: Path) -> None:
         "t", {"ifca": [(1, 0.1, False), (2, 0.4, False)]}, {"cfl": 0, "ifca": 3}, "accuracy", ""
     )
     (axes,) = made.axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [text.get_text() for text in made.legends[0].get_texts()] == [
         "IFCA (kept start; 3 rounds in others)"
     ]
     assert axes.lines[0].get_xdata().tolist() == [1, 2]

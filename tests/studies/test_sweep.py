@@ -787,6 +787,7 @@ def test_a_sweep_over_ones_own_columns_is_gone_on_with(tmp_path: Path) -> None:
     assert _timeless(out / "runs.csv") == lines
 
 
+@pytest.mark.always
 @pytest.mark.usefixtures("no_drawings")
 def test_a_stopped_sweep_goes_on_and_does_no_run_twice(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1125,8 +1126,8 @@ def test_coinciding_marks_are_set_apart_and_others_stay() -> None:
     for row in rows:
         row |= {"up": 1000, "down": 10, "accuracy": 0.5}
     means = sweep_tables.summary(rows, "accuracy")
-    assert plots._shifts(means, "noise", "ari") == {"cfl": 0, "flhc": 1, "local": 0}
-    assert plots._shifts(means, "noise", "accuracy") == {"cfl": 0, "flhc": 1, "local": 2}
+    assert plots.shifts_of(means, "noise", "ari") == {"cfl": 0, "flhc": 1, "local": 0}
+    assert plots.shifts_of(means, "noise", "accuracy") == {"cfl": 0, "flhc": 1, "local": 2}
 
 
 def test_a_curve_over_targets_is_of_one_algorithm(tmp_path: Path) -> None:

@@ -20,7 +20,12 @@ from securecluster.models import validation
 from securecluster.models.foreign import ForeignModel
 from securecluster.runtime.settings import Settings
 from securecluster.training.config import Schedule
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
+from securecluster.training.local_trainer import (
+    LinearTerm,
+    LocalTrainer,
+    LocalTraining,
+    MeanRegularizer,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
 
@@ -69,10 +74,10 @@ def gradients(module: nn.Module, x: Any, y: Any, plan: LocalTraining) -> list[to
     return total
 
 
-@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("given", ["no term", "mean", "linear"])
 @pytest.mark.parametrize("options", TERMS.values(), ids=list(TERMS))
 @pytest.mark.parametrize("network", NETWORKS)
-def test_terms_are_those_of_torch(network: str, options: dict[str, Any], mean: bool) -> None:
+def test_terms_are_those_of_torch(network: str, options: dict[str, Any], given: str) -> None:
     fed = federation()
     plan = LocalTraining(0.1, 4, 1 << 40, **options)
     torch.manual_seed(1)
@@ -80,9 +85,12 @@ def test_terms_are_those_of_torch(network: str, options: dict[str, Any], mean: b
     cpu = torch.device("cpu")
     batched = LocalTrainer(fed, model, Randomness(5), cpu, torch.float64, secret=Keys())
     centre = torch.linspace(-1, 1, len(batched.start), dtype=torch.float64)
-    regularizer = MeanRegularizer(Rows(centre[None], (0, 0)), 0.4) if mean else None
+    term_of = {
+        "mean": MeanRegularizer(Rows(centre[None], (0, 0)), 0.4),
+        "linear": LinearTerm(Rows(torch.stack([centre, -2 * centre]))),
+    }
     start = Rows(batched.start[None], (0, 0))
-    found = batched.train(start, range(2), plan, 1, regularizer=regularizer)
+    found = batched.train(start, range(2), plan, 1, regularizer=term_of.get(given))
     for k, shard in enumerate(fed.shards):
         module = copy.deepcopy(model.module).double()
         begun = nn.utils.parameters_to_vector(module.parameters()).detach()
@@ -97,8 +105,10 @@ def test_terms_are_those_of_torch(network: str, options: dict[str, Any], mean: b
         for _ in range(plan.epochs):
             now = nn.utils.parameters_to_vector(module.parameters())
             term = plan.proximal / 2 * (now - begun).square().sum()
-            if mean:
+            if given == "mean":
                 term = term + 0.4 / 2 * (now - centre).square().sum()
+            if given == "linear":
+                term = term + (1, -2)[k] * (now @ centre)
             of_term = torch.autograd.grad(term, list(module.parameters()))
             both = zip(gradients(module, x, y, plan), of_term, strict=True)
             for p, (g, of_p) in zip(module.parameters(), both, strict=True):
@@ -106,6 +116,35 @@ def test_terms_are_those_of_torch(network: str, options: dict[str, Any], mean: b
             optimizer.step()
         moved = nn.utils.parameters_to_vector(module.parameters()).detach() - begun
         torch.testing.assert_close(found[k], moved, rtol=0, atol=1e-10)
+
+
+class SameKeys(Keys):
+    """Keys that do not follow from the request, so that two requests have the same noise."""
+
+    def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
+        return super().seed(client, purpose, step)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_linear_term_acts_after_clip_and_noise(network: str, same: bool) -> None:
+    """So it costs nothing where it follows from releases; another term draws other noise."""
+    fed = federation()
+    torch.manual_seed(1)
+    model = validation.build(NETWORKS[network](), fed.shape, 3, Randomness(5))
+    secret = SameKeys() if same else Keys()
+    cpu = torch.device("cpu")
+    trainer = LocalTrainer(fed, model, Randomness(5), cpu, torch.float64, secret=secret)
+    plan = LocalTraining(0.1, 1, 1 << 40, steps=1, clip=0.01, noise=3.0)
+    start = Rows(trainer.start[None], (0, 0))
+    # far longer than the clip
+    term = torch.full((2, len(trainer.start)), 7.0).double()
+    plain = trainer.train(start, range(2), plan, 1)
+    corrected = trainer.train(start, range(2), plan, 1, regularizer=LinearTerm(Rows(term)))
+    moved = corrected - plain + 0.1 * term
+    assert (moved.abs().max() < 1e-10) == same
+    # of the noise of both, at most
+    assert moved.abs().max() < 0.1 * 3 * 0.01 * 8
 
 
 RATES: dict[str, Any] = {

@@ -105,6 +105,7 @@ class SumClient(TrainingClient):
             context.positions,
             self.training_alone,
             context.step,
+            regularizer=self.loss_term(context),
             apart=True,
         )
         diverged = []

@@ -29,7 +29,7 @@ from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas,
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import Secrets
@@ -143,18 +143,10 @@ class ModelSetClient(client.TrainingClient):
             context.step,
             self._pipeline.buffer_width(self.cohort.model.dimension),
             sizes,
-            self.near(context),
+            self.loss_term(context),
         )
         size = self._sizes(context) if weighted else None
         return Update(Rows(delta), size)
-
-    def near(self, context: CallContext) -> MeanRegularizer | None:
-        """Return the proximal term of the clients' training; without one, None.
-
-        Args:
-            context: the clients.
-        """
-        return None
 
     def sample_losses(self, positions: Sequence[int], j: int) -> list[torch.Tensor]:
         """Return the loss of each training sample of clients under model j, (n_i,) for each client.

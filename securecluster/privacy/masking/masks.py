@@ -54,7 +54,7 @@ TYPING_ERROR = 0.85  # likeness of names that differ by a slip; a suffix in comm
 
 # Names of the masks that are registered; `register` adds to them.
 MASKS = ["none", "permutation", "signed-permutation", "rotation", "haar"]
-PARTS = installed_packages.Parts("mask", GROUP, MASKS)
+PARTS = installed_packages.Parts("mask", GROUP, tuple(MASKS), "SECURECLUSTER_MASKS")
 # Masks that keep each number's magnitude, hence L1 and every norm of coordinates.
 ENTRYWISE = {"none", "permutation", "signed-permutation"}
 _SEED = (
@@ -289,7 +289,7 @@ def register(name: str, make: MakeStage, info: MaskInfo, entrywise: bool = False
 
 def mask_names() -> list[str]:
     """Return the names of all masks: those that are registered, and those that packages declare."""
-    return PARTS.names()
+    return list(dict.fromkeys([*MASKS, *PARTS.names()]))
 
 
 def check_known(name: str) -> None:
@@ -303,14 +303,36 @@ def check_known(name: str) -> None:
     """
     if name in MASKS:
         return
-    if name not in PARTS.declared():
+    if name not in PARTS.others():
         raise _unknown(name)
-    declaration, _ = PARTS.loaded(PARTS.point(name))
-    if name not in MASKS:
+    _check_registered(PARTS.point(name))
+
+
+def _check_registered(point: installed_packages.EntryPoint) -> None:
+    """Raise UsageError for an entry point whose module registers no mask of its name."""
+    declaration, _ = PARTS.loaded(point)
+    if point.name not in MASKS:
         raise UsageError(
             f"{declaration}, is not registered there: call masks.register with this name in that "
             "module"
         )
+
+
+def named(name: str) -> str:
+    """Return the name of a mask, which is known by it from then on.
+
+    Only what a user types may be a path: a folder or a server that names one would have its code
+    run.
+
+    Args:
+        name: of a mask, or "module:Class" of its stage, which is called `Class.name` and is
+            registered in its module. That may lie in the current folder.
+
+    Raises:
+        UsageError: it cannot be imported, is registered under no such name, or has that of another
+            mask.
+    """
+    return PARTS.give(name, _check_registered) if ":" in name else name
 
 
 def _unknown(name: str) -> UsageError:

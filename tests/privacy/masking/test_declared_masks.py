@@ -1,11 +1,11 @@
-"""Masks that packages outside this project declare as entry points."""
+"""Masks of packages outside this project, by entry points, and of users, by paths."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,8 +44,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     (site / "outside_masks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(masks, "MASKS", names := list(masks.MASKS))
-    monkeypatch.setattr(masks, "PARTS", replace(masks.PARTS, own=names))
+    monkeypatch.setattr(masks, "MASKS", list(masks.MASKS))
     installed_packages.points.cache_clear()
     monkeypatch.setattr(masks, "ENTRYWISE", set(masks.ENTRYWISE))
     for name in ("INFO", "_MAKERS"):
@@ -73,6 +72,45 @@ def test_the_command_line_runs_a_declared_mask(
     assert config["protocol"]["mask"] == "outside-rotation"
     assert main(["list"]) == 0
     assert "outside-rotation" in capsys.readouterr().out
+
+
+OWN = """
+from securecluster.privacy.masking import masks
+
+class Flips(masks.SignedPermutation):
+    name = "own-flips"
+
+class Unregistered(Flips):
+    name = "other"
+
+if "own-flips" not in masks.MASKS:
+    shown = masks.MaskInfo(shows="its norm", not_covered="it is obfuscation")
+    masks.register("own-flips", lambda dimension: Flips(), shown, entrywise=True)
+"""
+
+
+def test_a_path_is_a_mask_where_a_user_types_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_masks.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("SECURECLUSTER_MASKS", "")
+    # a server or a folder that names a path has nothing imported
+    with pytest.raises(UsageError, match="unknown mask"):
+        masks.build("own_masks:Flips", 8)
+    assert "own_masks" not in sys.modules
+    assert main(["run", "fedavg", *SMALL, "--mask", "own_masks:Flips", "--out", "run"]) == 0
+    assert json.loads(Path("run/config.json").read_text())["protocol"]["mask"] == "own-flips"
+    assert main(["run", "fedavg", *SMALL, "--mask", "own_masks:Unregistered"]) == 2
+    assert "is not registered there" in capsys.readouterr().err
+    # in a process that starts later
+    assert os.environ["SECURECLUSTER_MASKS"] == "own_masks:Flips"
+    masks.MASKS.remove("own-flips")
+    sys.modules.pop("own_masks")
+    installed_packages._given.cache_clear()
+    masks.check_known("own-flips")
+    sys.modules.pop("own_masks")
 
 
 @pytest.mark.parametrize(

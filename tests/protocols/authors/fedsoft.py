@@ -58,7 +58,7 @@ class MixtureClient(fl.AssignedModelClient):
         """Return the type of numbers."""
         return self.cohort.start.dtype
 
-    def near(self, context: fl.CallContext) -> fl.MeanRegularizer:
+    def loss_term(self, context: fl.CallContext) -> fl.MeanRegularizer:
         """Return the pull to the mixture."""
         return fl.MeanRegularizer(fl.Rows(self.mixture[context.positions]), self.pull)
 

@@ -1,14 +1,15 @@
-"""FeSEM, FlexCFL and FedSoft, each a published method in one short file: what every protocol must
-keep, with masks, noise, secure sums, clients that are lost, and newcomers.
+"""FeSEM, FlexCFL, FedSoft and SCAFFOLD, each a published method in one short file: what every
+protocol must keep, with masks, noise, secure sums, clients that are lost, and newcomers.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,14 +18,24 @@ from cases import DOUBLE, Protocol, interrupt_after, serve, serve_nodes
 from fedsoft import FedSoft
 from fesem import FeSEM
 from flexcfl import FlexCFL
+from scaffold import ControlledClient, CountedAverages, Scaffold
 
-from securecluster import Federation, LabelSwap, Settings
+from securecluster import FedAvg, Federation, LabelSwap, Settings
 from securecluster.core.serialization import pack, unpack
 from securecluster.messaging.messages import Call
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.endpoints import build_client
 from securecluster.protocols import conformance
-from securecluster.protocols.authoring import AssignedModel, CallContext, Rows
+from securecluster.protocols.authoring import (
+    SUM,
+    AssignedModel,
+    CallContext,
+    Real,
+    Rows,
+    Update,
+    answers,
+    protocol,
+)
 from securecluster.runs.replay import replayed
 
 TWELVE = Federation.simulate(
@@ -32,13 +43,16 @@ TWELVE = Federation.simulate(
 )
 RUN = TWELVE.select(range(8))
 NEWCOMERS = TWELVE.select(range(8, 12))
-METHODS = (FeSEM, FlexCFL, FedSoft)
+METHODS = (FeSEM, FlexCFL, FedSoft, Scaffold)
 TARGET = {"clip": 1.0, "target_epsilon": 8.0}
-LINES = {"fesem.py": 70, "flexcfl.py": 45, "fedsoft.py": 60}
+LINES = {"fesem.py": 70, "flexcfl.py": 45, "fedsoft.py": 60, "scaffold.py": 115}
 
 
 def made(protocol: Protocol, **params: Any) -> Any:
-    small: dict[str, Any] = {"model": "linear", "epochs": 1, "rounds": 3, "k": 2}
+    small: dict[str, Any] = {"model": "linear", "rounds": 3}
+    small |= (
+        {"epochs": 1, "local_steps": 2} if issubclass(protocol, Scaffold) else {"epochs": 1, "k": 2}
+    )
     return protocol(**{**small, **params})
 
 
@@ -159,6 +173,13 @@ def test_what_a_client_trained_is_not_weighted() -> None:
     assert torch.equal(client.base[0], client.cohort.start)
 
 
+def losses(flat: torch.Tensor, shard: Any) -> torch.Tensor:
+    """Return the loss of each sample of a shard under a softmax regression on digits."""
+    x, y = torch.as_tensor(shard.x, dtype=torch.float64).flatten(1), torch.as_tensor(shard.y)
+    logits = torch.nn.functional.linear(x, flat[:640].view(10, 64), flat[640:])
+    return torch.nn.functional.cross_entropy(logits, y, reduction="none")
+
+
 def test_fedsoft_trains_near_its_mixture_as_plain_torch_does() -> None:
     options = {"mask": "none", "rounds": 1, "epochs": 3, "batch_size": 64, "lr": 0.1, "pull": 2.0}
     client: Any = build_client(made(FedSoft, **options), RUN, DOUBLE).client
@@ -172,15 +193,9 @@ def test_fedsoft_trains_near_its_mixture_as_plain_torch_does() -> None:
     update = client.contribute(context, AssignedModel(Rows(assigned)))
     moved = client.own_updates(update)
 
-    def losses(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        logits = torch.nn.functional.linear(x, flat[:640].view(10, 64), flat[640:])
-        return torch.nn.functional.cross_entropy(logits, y, reduction="none")
-
     for i, shard in enumerate(RUN.shards):
-        x = torch.as_tensor(shard.x, dtype=torch.float64).flatten(1)
-        y = torch.as_tensor(shard.y)
-        best = torch.stack([losses(centre, x, y) for centre in centres[i]]).argmin(0)
-        u = (best.bincount(minlength=2) / len(y)).double().clamp(min=0.01)
+        best = torch.stack([losses(centre, shard) for centre in centres[i]]).argmin(0)
+        u = (best.bincount(minlength=2) / len(shard.y)).double().clamp(min=0.01)
         u = u / u.sum()
         # what is released has single precision, and the mixture follows from it
         torch.testing.assert_close(shares[i].double(), u, rtol=0, atol=1e-7)
@@ -188,11 +203,100 @@ def test_fedsoft_trains_near_its_mixture_as_plain_torch_does() -> None:
         w = centres[i, assigned[i]].clone().requires_grad_()
         for _ in range(3):  # an epoch is one batch
             pulls = [u[s] * (w - centres[i, s]).square().sum() for s in range(2)]
-            loss = losses(w, x, y).mean() + 2.0 / 2 * sum(pulls)
+            loss = losses(w, shard).mean() + 2.0 / 2 * sum(pulls)
             (gradient,) = torch.autograd.grad(loss, w)
             w = (w - 0.1 * gradient).detach().requires_grad_()
         expected = w.detach() - centres[i, assigned[i]]
         torch.testing.assert_close(moved[i], expected, rtol=0, atol=1e-9)
+
+
+def plain_scaffold(
+    start: torch.Tensor, rounds: list[tuple[int, ...]], lost: dict[int, set[int]]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return x, c and all c_i after Algorithm 1 with option II, K = 3 and η = 0.1.
+
+    Args:
+        start: x at first.
+        rounds: the clients of each round.
+        lost: by round, those whose reply is lost.
+    """
+    x, c, own = start, torch.zeros_like(start), torch.zeros(len(RUN), len(start)).double()
+    for t, asked in enumerate(rounds):
+        moves, changes = [], {}
+        for i in [i for i in asked if i not in lost.get(t, set())]:
+            y = x.clone()
+            for _ in range(3):  # an epoch is one batch
+                w = y.clone().requires_grad_()
+                (gradient,) = torch.autograd.grad(losses(w, RUN.shards[i]).mean(), w)
+                y = y - 0.1 * (gradient - own[i] + c)
+            changes[i] = own[i] - c + (x - y) / (3 * 0.1) - own[i]
+            moves.append(y - x)
+        x = x + torch.stack(moves).mean(0)
+        c = c + len(asked) / len(RUN) * torch.stack(list(changes.values())).mean(0)
+        for i, change in changes.items():
+            own[i] += change
+    return x, c, own
+
+
+@pytest.mark.parametrize("gone", [{}, {1: {0, 5, 6}}], ids=["all arrive", "some are lost"])
+@pytest.mark.parametrize("mask", ["none", "rotation"])
+def test_scaffold_is_algorithm_1(mask: str, gone: dict[int, set[int]]) -> None:
+    options = {"rounds": 4, "local_steps": 3, "batch_size": 64, "lr": 0.1, "participation": 0.5}
+
+    def lost(call: Call) -> set[int]:
+        return gone.get(call.round - 1, set()) if call.method == "contribute" else set()
+
+    served = serve(made(Scaffold, mask=mask, **options), RUN, lost)
+    client: Any = served.endpoint.client
+    calls = [served.transcript.content(n)[0] for n in range(len(served.transcript.entries))]
+    rounds: list[tuple[int, ...]] = [call.to for call in calls if call.method == "contribute"]
+    assert {len(to) for to in rounds} == {4} and len(set(rounds)) > 1
+    x, c, own = plain_scaffold(client.cohort.start, rounds, gone)
+    for k in range(len(RUN)):
+        torch.testing.assert_close(client.models.row(k), x, rtol=0, atol=1e-9)
+        torch.testing.assert_close(client.common[k], c, rtol=0, atol=1e-9)
+        arrived = served.state.received[k] == client.calls[k]
+        kept = client.after[k] if arrived else client.before[k]
+        torch.testing.assert_close(kept, own[k], rtol=0, atol=1e-9)
+    assert c.norm() > 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Both(Update):
+    """Client to server: an update, and the change of the control variate, as the paper sends."""
+
+    control: Annotated[Rows, Real(("dimension",))]
+
+
+class BothClient(ControlledClient):
+    """Clients that send Δc_i as a message of its own."""
+
+    @answers(SUM, through=("delta", "control"), fresh=True, trains="usual")
+    def contribute(self, context: CallContext, query: CountedAverages) -> Both:
+        update = super().contribute(context, query)
+        change = self.after[context.positions] - self.before[context.positions]
+        return Both(update.delta, None, Rows(change))
+
+
+@protocol
+class BothSent(Scaffold):
+    """SCAFFOLD with the paper's second message."""
+
+    client: ClassVar[Any] = BothClient
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_control_variates_of_one_message_cost_nothing(unit: str) -> None:
+    """A second clipped row is a second release; what follows from DP-SGD costs nothing more."""
+    private = {"dp_unit": unit, "clip": 1.0, "noise": 4.0, "rounds": 2}
+    one, both = (made(method, **private).fit(RUN).ledger_ for method in (Scaffold, BothSent))
+    plain = FedAvg(model="linear", epochs=1, **private).fit(RUN).ledger_
+    assert one.exact() == both.exact() == []
+    if unit == "client":
+        assert one.epsilon == plain.epsilon
+        assert both.epsilon > 1.3 * one.epsilon
+    else:
+        assert both.epsilon == one.epsilon
 
 
 def test_a_client_alone_with_a_centre_sends_no_update() -> None:
@@ -228,6 +332,7 @@ def test_what_clients_keep_survives_a_checkpoint() -> None:
     assert one.client.moved.values.norm() > 0
 
 
+@pytest.mark.always
 def test_each_node_keeps_its_own_row() -> None:
     _, nodes = serve_nodes(made(FeSEM), RUN)
     together: Any = serve(made(FeSEM), RUN).endpoint.client
