@@ -202,10 +202,10 @@ def server_app(way: str) -> ServerApp:
                 patience=flower.Patience(call=PATIENCE),
                 report=lambda line: marks.mark(),
             )
-            away = [*fitted.dropped_.values(), *fitted.refused_.values()]
-            missed = [{int(number) for number in one} for one in away]
-            rounds_of = range(1, rounds + 1)
-            marks.end([clients - sum(k in one for one in missed) for k in rounds_of])
+            refused = [by for codes in fitted.refused_.values() for by in codes.values()]
+            away = [*fitted.dropped_.values(), *refused]
+            numbers = range(1, rounds + 1)
+            marks.end([clients - sum(number in one for one in away) for number in numbers])
         else:
             marks.end(flowers_rounds(counted, context, way == "secaggplus", marks))
 
