@@ -176,7 +176,8 @@ def fitted(name: str, params: dict[str, Any], model: Any, federation: Federation
     return protocol.fit(federation, SETTINGS)
 
 
-@pytest.mark.few(7)
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_numpy_by_hand_equals_torch(case: str, federation: Federation) -> None:
     name, params = CASES[case]
