@@ -872,17 +872,16 @@ class LocalTrainer:
         Frozen parameters count: clients share them, and each has activations of all layers.
         """
         of_module = sum(parameter.numel() for parameter in self.model.module.parameters())
-        return max(1, self._largest_chunk // of_module)
+        parameters = CPU_CHUNK if self.device.type == "cpu" else self._gpu_chunk
+        return max(1, parameters // of_module)
 
     @cached_property
-    def _largest_chunk(self) -> int:
-        """Return the number of parameters that train together.
+    def _gpu_chunk(self) -> int:
+        """Return the number of parameters that train together on a GPU.
 
-        A GPU's is found once: a run's products then round alike in all rounds. Free memory is
-        rounded down to a power of two, so that a resumed run mostly finds the same.
+        It is found once: a run's products then round alike in all rounds. Free memory is rounded
+        down to a power of two, so that a resumed run mostly finds the same.
         """
-        if self.device.type == "cpu":
-            return CPU_CHUNK
         if self.device.type != "cuda":
             return GPU_CHUNK
         free, _ = torch.cuda.mem_get_info(self.device)
