@@ -1112,6 +1112,9 @@ def test_a_curve_that_falls_with_less_noise_is_said() -> None:
     worse = _grid({0.1: (0.2, 0.1, 0.3, 0.2, 0.2), 1: (1, 0.9, 1, 1, 1)})
     (sentence,) = sweep_pairs.losses_with_less_noise(worse)
     assert sentence.startswith("cfl is worse with less noise: from noise 1 to noise 0.1 its ARI")
+    also = [row | {"accuracy": row["ari"] / 2} for row in worse]
+    of_ari, of_accuracy = sweep_pairs.losses_with_less_noise(also, ("ari", "accuracy"))
+    assert of_ari == sentence and "its accuracy falls by 0.39" in of_accuracy
     better = _grid({0.1: (1, 0.9, 1, 1, 1), 1: (0.2, 0.1, 0.3, 0.2, 0.2)})
     assert not sweep_pairs.losses_with_less_noise(better)
     few = _grid({0.1: (0, 0), 1: (1, 1)})
