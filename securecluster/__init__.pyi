@@ -28,6 +28,7 @@ from securecluster.recordings.training_facts import TrainingFacts as TrainingFac
 from securecluster.reports.loading import load as load
 from securecluster.reports.loading import open_transcript as open_transcript
 from securecluster.results.estimator import ClusteredClassifier as ClusteredClassifier
+from securecluster.studies.field import field as field
 from securecluster.studies.plan import plan as plan
 from securecluster.studies.sweep import sweep as sweep
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import os
 
@@ -11,7 +12,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="with --exhaustive: of the cases that it adds run one in N, always the same ones",
     )
+    parser.addoption(
+        "--part",
+        type=int,
+        default=0,
+        metavar="K",
+        help="with --every N: which one in N; N runs with K from 0 to N - 1 run every case once",
+    )
+    parser.addoption(
+        "--write-seconds", action="store_true", help="run all usual cases, and write seconds.csv"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("exhaustive", deadline=None, max_examples=150)
     whole = config.getoption("exhaustive") and config.getoption("every") == 1
     settings.load_profile("exhaustive" if whole else "default")
+    if config.getoption("write_seconds") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(_Seconds())
 
 
 def _keys_from_seed(derived: bool) -> None:
@@ -77,39 +91,100 @@ def own_secrets() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only --exhaustive asks for, or all but one in N of it."""
-    left_out = _beyond_the_usual(items)
+    # whoever names a file, or a test, has time for what is dear in it
+    named = any(".py" in argument for argument in config.args) or config.getoption("keyword")
+    left_out = _beyond_the_usual(items, {} if named else _dear(config))
     if config.getoption("exhaustive"):
-        one_in = config.getoption("every")
+        one_in, part = config.getoption("every"), config.getoption("part")
         # by its name: the same cases in each process, whatever else is collected
-        left_out = {item for item in left_out if zlib.crc32(item.nodeid.encode()) % one_in}
+        left_out = {item for item in left_out if (zlib.crc32(item.nodeid.encode()) - part) % one_in}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
 
-def _beyond_the_usual(items: list[pytest.Item]) -> set[pytest.Item]:
+def _dear(config: pytest.Config) -> dict[str, float]:
+    """Return processor seconds that a case of each dear test took when they were last measured."""
+    if config.getoption("write_seconds") or not SECONDS.is_file():
+        return {}
+    with SECONDS.open() as file:
+        return {row["test"]: max(float(row["seconds"]), 0.01) for row in csv.DictReader(file)}
+
+
+def _beyond_the_usual(items: list[pytest.Item], dear: dict[str, float]) -> set[pytest.Item]:
     """Return the cases that --exhaustive alone runs."""
     usual = [item for item in items if not item.get_closest_marker("exhaustive")]
     cases: dict[str, list[pytest.Item]] = {}
     for item in usual:
-        if item.get_closest_marker("few"):
-            function = item.nodeid.partition("[")[0]
-            cases.setdefault(function, []).append(item)
+        cases.setdefault(_function(item.nodeid), []).append(item)
     left_out = set(items) - set(usual)
-    for some in cases.values():
-        left_out.update(_beyond_the_few(some))
+    for function, some in cases.items():
+        few, always = (some[0].get_closest_marker(name) for name in ("few", "always"))
+        count = few.args[0] if few else len(some)
+        if function in dear:
+            # as many as `DEAR` is enough for
+            count = min(count, len(some) if always else int(DEAR / dear[function]))
+        left_out.update(_beyond_the_few(some, count))
     return left_out
 
 
-def _beyond_the_few(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the cases of a test that is marked `few(n)`, without n evenly spaced ones."""
-    marker = cases[0].get_closest_marker("few")
-    assert marker is not None
-    (count,) = marker.args
+def _function(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
+
+
+def _beyond_the_few(cases: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """Return the cases of a test without `count` evenly spaced ones."""
     if count >= len(cases):
         return []
     step = (len(cases) - 1) / max(count - 1, 1)
     kept = {round(step * k) for k in range(count)}
     return [case for position, case in enumerate(cases) if position not in kept]
+
+
+# processor seconds: what a test may take by default, and what is listed in seconds.csv
+DEAR, LISTED = 0.2, 0.3
+SECONDS = Path(__file__).with_name("seconds.csv")
+BEGUN = pytest.StashKey[float]()
+
+
+def _processor_seconds() -> float:
+    spent = os.times()  # of processes that have ended, too
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note when a test began."""
+    item.stash[BEGUN] = _processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Have the report of a test tell its processor seconds."""
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("seconds", _processor_seconds() - item.stash[BEGUN]))
+
+
+class _Seconds:
+    """Writes which tests are dear, into the table by which later runs choose."""
+
+    def __init__(self) -> None:
+        self.cases: Counter[str] = Counter()
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.cases[_function(report.nodeid)] += 1
+            self.seconds[_function(report.nodeid)] += dict(report.user_properties)["seconds"]
+
+    def pytest_sessionfinish(self) -> None:
+        with SECONDS.open("w") as file:
+            file.write("test,seconds\n")
+            for test in sorted(self.cases):
+                if self.seconds[test] >= LISTED:
+                    file.write(f"{test},{self.seconds[test] / self.cases[test]:.2f}\n")
 
 
 NAMED = ("SECURECLUSTER_PROTOCOLS", "SECURECLUSTER_SOURCES")

@@ -51,6 +51,7 @@ def clients(seed: int, count: int = 8) -> Federation:
     )
 
 
+@pytest.mark.always
 def test_every_block_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ModuleType("page")  # type hints are looked up in the module of a class
     monkeypatch.setitem(sys.modules, "page", session)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 import securecluster
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,6 +213,7 @@ def test_no_circle_of_files_is_there_even_for_types() -> None:
     assert circles(SOURCES) == []
 
 
+@pytest.mark.always
 def test_no_room_needs_itself() -> None:
     assert room_cycles(SOURCES) == []
 
@@ -291,6 +294,7 @@ def test_guests_are_written_against_the_author_s_interface_and_nobody_needs_one(
     assert len(guest_offences(forged)) == 3
 
 
+@pytest.mark.always
 def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:
     code = """
 import sys

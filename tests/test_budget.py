@@ -130,6 +130,7 @@ def public_members(owner: object) -> list[str]:
     return [name for name in dir(owner) if not name.startswith("_")]
 
 
+@pytest.mark.always
 def test_no_room_weighs_more_than_its_budget() -> None:
     weights: Counter[str] = Counter()
     for path in sources(*LIBRARY, "benchmarks", "tests", ".ci"):

@@ -28,6 +28,7 @@ def _script() -> ModuleType:
 mutants = _script()
 
 
+@pytest.mark.always
 def test_every_mutant_changes_code_that_occurs_once() -> None:
     for mutant in mutants.load():
         source = (ROOT / mutant.file).read_text(encoding="utf-8")

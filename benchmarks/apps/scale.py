@@ -1,64 +1,110 @@
-"""Seconds and bytes of a round of many clients over Flower, beside its own FedAvg and SecAgg+.
+"""Seconds, bytes and processor time of a round over a deployment of Flower, beside Flower's own.
 
-python -m benchmarks.apps.scale [--clients 50] [--rounds 4] [--out FILE]
+python -m benchmarks.apps.scale [--clients 5 10 20] [--rounds 3] [--preloaded] [--out FILE]
 
-All are in Flower's simulation engine, one after the other: one vector of the same length, a tenth
-of the clients lost after their keys are agreed on, and the clients' training next to nothing, so
-that messages and secure sums remain. Bytes are those of the contents of all messages, as Flower
-sends them. The first round, which has what is agreed on once, is a row of its own.
+A SuperLink, SuperNodes and agents of this project on loopback, a process each, and three runs one
+after the other: Flower's FedAvg, its SecAgg+, and FedAvg here with secure sums. All send one vector
+of the same length, a tenth of the clients is lost in each round after keys were agreed on, and
+training is next to nothing, so that messages and secure sums remain. Bytes are those of the
+contents of all messages. The first round, which has what is agreed on once, is a row of its own.
 
-A deployment has the same messages, and its SuperNodes start a process for each, which takes about
-three processor seconds. Flower gives a process up that has not begun within 30 seconds, so fewer
-than ten clients to a core of one machine answer at all: fifty clients take a machine each, or this
-engine.
+With --preloaded, `flwr-clientapp` is a fork of a process that has imported it, and not Flower's new
+interpreter for each message; SuperNodes and agents are such forks in both cases, since fifty
+machines have the memory for their imports and this one has not.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
+import json
 import os
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
-from flwr.client import NumPyClient
-from flwr.client.mod import secaggplus_mod
-from flwr.clientapp import ClientApp
+from flwr.app import Context, Message
 from flwr.common import ndarrays_to_parameters
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.common.serde import recorddict_to_proto
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
 
-from benchmarks.apps.over_flower import RAY
-from securecluster import FedAvg, Federation
-from securecluster.errors import FrameError
-from securecluster.messaging import refusals, wire
+from benchmarks.apps import preloaded
+from benchmarks.apps.scale_clients import LENGTH
 from securecluster.nodes import flower
-from securecluster.nodes.flower_messages import bytes_of, record_of
-from securecluster.nodes.node import Node
-from securecluster.nodes.policy import Policy
+from securecluster.privacy.masking.identities import Identity, Roster
 
-FOLDER, CLIENTS, ROUNDS = "SCALE_FOLDER", "SCALE_CLIENTS", "SCALE_ROUNDS"  # for Flower's workers
-LENGTH = 650  # numbers of a linear model of ten digits
-LOST = 0.1
 Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "SCALE_OF_A_DEPLOYMENT"  # in the environment of all processes of one
+WAYS = {
+    "fedavg": "Flower's FedAvg",
+    "secaggplus": "Flower's FedAvg, SecAgg+",
+    "secagg": "securecluster FedAvg, secagg",
+}
+LOST = 0.1
+PATIENCE = 600.0  # seconds for a call, and for anything to happen
+TASK = """\
+from securecluster import FedAvg, Federation
+
+secure = {{"aggregation": "secagg", "cohort_size": 0}}
+protocol = FedAvg(rounds={rounds}, epochs=1, model="linear", clip=1.0, **secure)
 
 
-def is_lost(number: int) -> bool:
-    """Return whether a client is one of those that are lost in every round."""
-    clients = int(os.environ[CLIENTS])
-    return number >= clients - round(LOST * clients)
+def load(number, clients):
+    everyone = Federation.simulate("digits", clients={clients}, samples=20, seed=0)
+    return everyone.select([number])
+"""
+MODULE = """\
+from {module} import {name}
+
+app = {name}({way!r})
+"""
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{way}"
+version = "0.1.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "me"
+
+[tool.flwr.app.components]
+serverapp = "scaled.server:app"
+clientapp = "scaled.client:app"
+
+[tool.flwr.app.config]
+clients = {clients}
+rounds = {rounds}
+told = "{folder}/{way}.jsonl"
+roster = "{folder}/roster.txt"
+"""
+
+
+def lost_of(clients: int) -> int:
+    """Return how many clients are lost in each round."""
+    return max(1, round(LOST * clients))
+
+
+# --- servers, in processes that Flower starts ---
 
 
 class Counted:
@@ -69,11 +115,13 @@ class Counted:
 
     Attributes:
         bytes: of all messages so far, in both directions.
+        requests: messages to clients so far.
     """
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
         self.bytes = 0
+        self.requests = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -87,7 +135,9 @@ class Counted:
 
     def push_messages(self, messages: Iterable[Message]) -> Any:
         """Send messages, and return their numbers."""
-        return self._grid.push_messages(self._counted(messages))
+        counted = self._counted(messages)
+        self.requests += len(counted)
+        return self._grid.push_messages(counted)
 
     def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
         """Return the replies that are there."""
@@ -95,170 +145,309 @@ class Counted:
 
     def send_and_receive(self, messages: Iterable[Message], **options: Any) -> list[Message]:
         """Send messages, and return their replies."""
-        return self._counted(self._grid.send_and_receive(self._counted(messages), **options))
+        counted = self._counted(messages)
+        self.requests += len(counted)
+        return self._counted(self._grid.send_and_receive(counted, **options))
 
 
 class Marks:
-    """Seconds and bytes at the end of each round.
+    """Seconds, bytes and messages of each round, as lines of a file.
 
     Args:
-        grid: whose bytes count.
+        grid: whose messages count.
+        path: of the file.
     """
 
-    def __init__(self, grid: Counted) -> None:
+    def __init__(self, grid: Counted, path: Path) -> None:
         self._grid = grid
-        self._at = [(time.monotonic(), 0)]
+        self._path = path
+        self._last = (time.monotonic(), 0, 0)
+        self._write({"begun": True})
 
     def mark(self) -> None:
         """Note the end of a round."""
-        self._at.append((time.monotonic(), self._grid.bytes))
+        now = (time.monotonic(), self._grid.bytes, self._grid.requests)
+        seconds, size, requests = (b - a for a, b in zip(self._last, now, strict=True))
+        self._last = now
+        self._write({"seconds": seconds, "bytes": size, "messages": requests})
 
-    def rows(self, name: str) -> list[Row]:
-        """Return a row for the first round, and one of medians for the others."""
-        pairs = zip(self._at, self._at[1:], strict=False)
-        rounds = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in pairs]
-        first, *others = rounds
-        late = tuple(median(column) for column in zip(*others, strict=True))
-        return [
-            {"way": name, "rounds": label, "seconds": round(seconds, 2), "bytes": int(size)}
-            for label, (seconds, size) in (("first", first), ("later", late))
-        ]
+    def end(self, answered: Sequence[int]) -> None:
+        """Note how many vectors were in each round's sum."""
+        self._write({"answered": list(answered)})
 
-
-# --- ours ---
-
-_NODES: dict[int, Node] = {}  # of this process
+    def _write(self, line: Row) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
-def method() -> FedAvg:
-    """Return the protocol."""
-    rounds = int(os.environ[ROUNDS])
-    secure = {"aggregation": "secagg", "cohort_size": 0}
-    return FedAvg(rounds=rounds, epochs=1, model="linear", clip=1.0, **secure)
-
-
-def node_of(number: int) -> Node:
-    """Return the node of a client."""
-    if number not in _NODES:
-        everyone = Federation.simulate(
-            "digits", clients=int(os.environ[CLIENTS]), samples=20, seed=0
-        )
-        folder = Path(os.environ[FOLDER]) / f"node-{number}"
-        policy = Policy(roster=False)
-        own = everyone.select([number])
-        _NODES[number] = Node(method(), own, folder, number=number, policy=policy, durable=False)
-    return _NODES[number]
-
-
-def our_app() -> ClientApp:
-    """Return the app of the nodes, of which a tenth does not send its row of a sum."""
-    app = flower.client_app(lambda context: node_of(int(context.node_config["partition-id"])))
-
-    def losing(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        if is_lost(int(context.node_config["partition-id"])):
-            try:
-                asked = wire.peek(bytes_of(message.content)).method
-            except FrameError:  # it is no frame
-                asked = ""
-            if asked == "contribute":
-                return Message(record_of(b"", refusals.FAILED), reply_to=message)
-        return call_next(message, context)
-
-    lossy = ClientApp(mods=[losing])
-    for kind in flower.KINDS:
-        lossy.query(kind)(lambda message, context: app(message, context))
-    return lossy
-
-
-def our_server(rows: list[Row]) -> Callable[[Any, Context], None]:
-    """Return the server of secure sums of this project."""
+def server_app(way: str) -> ServerApp:
+    """Return the app of the server of a way."""
+    app = ServerApp()
 
     def main(grid: Any, context: Context) -> None:
         counted = Counted(grid)
-        marks = Marks(counted)
-        clients = int(os.environ[CLIENTS])
-        fitted = flower.serve(
-            counted,
-            context,
-            method(),
-            clients=clients,
-            seed=0,
-            classes=10,
-            report=lambda line: marks.mark(),
-        )
-        assert len(fitted.dropped_) + len(fitted.refused_) >= round(LOST * clients)
-        rows.extend(marks.rows("securecluster FedAvg, secagg"))
+        clients = int(context.run_config["clients"])
+        rounds = int(context.run_config["rounds"])
+        marks = Marks(counted, Path(str(context.run_config["told"])))
+        if way == "secagg":
+            fitted = flower.serve(
+                counted,
+                context,
+                importlib.import_module("task").protocol,
+                clients=clients,
+                seed=0,
+                classes=10,
+                roster=Roster.load(Path(str(context.run_config["roster"]))),
+                patience=flower.Patience(call=PATIENCE),
+                report=lambda line: marks.mark(),
+            )
+            away = [*fitted.dropped_.values(), *fitted.refused_.values()]
+            missed = [{int(number) for number in one} for one in away]
+            rounds_of = range(1, rounds + 1)
+            marks.end([clients - sum(k in one for one in missed) for k in rounds_of])
+        else:
+            marks.end(flowers_rounds(counted, context, way == "secaggplus", marks))
 
-    return main
+    app.main()(main)
+    return app
 
 
-# --- Flower's ---
-
-
-class Client(NumPyClient):  # type: ignore[misc]
-    """Client that sends its vector.
+def flowers_rounds(grid: Counted, context: Context, secure: bool, marks: Marks) -> list[int]:
+    """Carry out rounds of Flower's FedAvg, and return how many vectors were in each.
 
     Args:
-        number: of the client.
+        grid: of the ServerApp.
+        context: of the ServerApp.
+        secure: with SecAgg+.
+        marks: of the ends of rounds.
+    """
+    clients = int(context.run_config["clients"])
+    answered: list[int] = []
+
+    class Marked(FlowerFedAvg):  # type: ignore[misc]
+        def aggregate_fit(self, number: int, results: Any, failures: Any) -> Any:
+            found = super().aggregate_fit(number, results, failures)
+            answered.append(len(results))
+            marks.mark()
+            return found
+
+    strategy = Marked(
+        fraction_evaluate=0.0,
+        min_fit_clients=clients,
+        min_available_clients=clients,
+        initial_parameters=ndarrays_to_parameters([np.zeros(LENGTH, "f4")]),
+    )
+    shares = clients if clients % 2 else clients - 1  # SecAgg+ takes an odd number
+    workflow = SecAggPlusWorkflow(shares, shares // 2 + 1, timeout=PATIENCE) if secure else None
+    config = ServerConfig(num_rounds=int(context.run_config["rounds"]))
+    legacy = LegacyContext(context=context, config=config, strategy=strategy)
+    DefaultWorkflow(fit_workflow=workflow)(grid, legacy)
+    return answered
+
+
+# --- the deployment ---
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nothing listens on."""
+    ends = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [end.getsockname()[1] for end in ends]
+    for end in ends:
+        end.close()
+    return ports
+
+
+def waited(condition: Callable[[], Any], what: str) -> None:
+    """Wait until something is true."""
+    due = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > due:
+            raise TimeoutError(f"no {what} within {PATIENCE:g} s")
+        time.sleep(0.1)
+
+
+def listens(port: int) -> bool:
+    """Return whether something listens on a port of loopback."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def marked(mark: str) -> Iterator[Path]:
+    """Yield the folder in /proc of each process of a deployment."""
+    wanted = f"{MARK}={mark}".encode()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with suppress(OSError):
+                if wanted in (path / "environ").read_bytes().split(b"\0"):
+                    yield path
+
+
+def processor_seconds(mark: str) -> float:
+    """Return the processor time of a deployment so far, with that of processes that ended."""
+    ticks = 0
+    for path in marked(mark):
+        with suppress(OSError):
+            ticks += sum(map(int, (path / "stat").read_text().rsplit(")")[-1].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Deployment:
+    """A SuperLink, SuperNodes and agents.
+
+    Args:
+        folder: for all of their files.
+        clients: number of nodes.
+        rounds: of each run.
+        warm: whether apps of clients start as forks, too.
     """
 
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def fit(self, parameters: Any, config: Any) -> tuple[list[Any], int, dict[str, Any]]:
-        """Return a vector."""
-        return [np.random.default_rng(self._number).random(LENGTH, "f4")], 20, {}
-
-
-def losing_flowers(message: Message, context: Context, call_next: Any) -> Message:
-    """End the app of a lost client, under SecAgg+ at the stage in which it sends its vector."""
-    if is_lost(int(context.node_config["partition-id"])):
-        configs = message.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
-        if configs.get(Key.STAGE, Stage.COLLECT_MASKED_VECTORS) == Stage.COLLECT_MASKED_VECTORS:
-            raise ConnectionError("lost")
-    reply: Message = call_next(message, context)
-    return reply
-
-
-def flowers_app(secure: bool) -> ClientApp:
-    """Return Flower's app of clients."""
-
-    def client_fn(context: Context) -> Any:
-        return Client(int(context.node_config["partition-id"])).to_client()
-
-    mods = [losing_flowers, secaggplus_mod] if secure else [losing_flowers]
-    return ClientApp(client_fn=client_fn, mods=mods)
-
-
-def flowers_server(secure: bool, rows: list[Row]) -> Callable[[Any, Context], None]:
-    """Return Flower's server, with its FedAvg and, if secure, its SecAgg+."""
-
-    def main(grid: Any, context: Context) -> None:
-        counted = Counted(grid)
-        marks = Marks(counted)
-        clients = int(os.environ[CLIENTS])
-
-        class Marked(FlowerFedAvg):  # type: ignore[misc]
-            def aggregate_fit(self, number: int, results: Any, failures: Any) -> Any:
-                assert len(results) == clients - round(LOST * clients), (results, failures)
-                found = super().aggregate_fit(number, results, failures)
-                marks.mark()
-                return found
-
-        strategy = Marked(
-            fraction_evaluate=0.0,
-            min_fit_clients=clients,
-            min_available_clients=clients,
-            initial_parameters=ndarrays_to_parameters([np.zeros(LENGTH, "f4")]),
+    def __init__(self, folder: Path, clients: int, rounds: int, warm: bool) -> None:
+        self.folder = folder
+        self.clients = clients
+        self.mark = uuid.uuid4().hex
+        self._doors = {name: folder / f"{name}.door" for name in ("flower", "agents")}
+        programs = folder / "bin"
+        for path in (programs, folder / "home", folder / "app"):
+            path.mkdir()
+        for name in ("flower-superexec", *(["flwr-clientapp"] if warm else [])):
+            preloaded.stub(self._doors["flower"], programs, name)
+        self._environment = {
+            **os.environ,
+            MARK: self.mark,
+            "PATH": os.pathsep.join(
+                [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
+            ),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "app")]),
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        (folder / "app" / "task.py").write_text(TASK.format(rounds=rounds, clients=clients))
+        self._link, *self._ports = free_ports(clients + 1)
+        (folder / "home" / "config.toml").write_text(
+            f'[superlink.here]\naddress = "127.0.0.1:{self._link}"\ninsecure = true\n'
         )
-        shares = clients if clients % 2 else clients - 1  # SecAgg+ takes an odd number
-        workflow = SecAggPlusWorkflow(shares, shares // 2 + 1) if secure else None
-        config = ServerConfig(num_rounds=int(os.environ[ROUNDS]))
-        legacy = LegacyContext(context=context, config=config, strategy=strategy)
-        DefaultWorkflow(fit_workflow=workflow)(counted, legacy)
-        rows.extend(marks.rows("Flower's FedAvg, SecAgg+" if secure else "Flower's FedAvg"))
+        for way in WAYS:
+            words = {"way": way, "clients": clients, "rounds": rounds, "folder": folder}
+            package = folder / way / "scaled"
+            package.mkdir(parents=True)
+            (folder / way / "pyproject.toml").write_text(PROJECT.format(**words))
+            files = {
+                "__init__": "",
+                "server": MODULE.format(module="benchmarks.apps.scale", name="server_app", way=way),
+                "client": MODULE.format(module="scaled.clients", name="client_app", way=way),
+                "clients": Path(__file__).with_name("scale_clients.py").read_text(),
+                "shim": Path(flower.__file__).with_name("flower_shim.py").read_text(),
+            }
+            for name, text in files.items():
+                (package / f"{name}.py").write_text(text)
 
-    return main
+    def _begin(self, name: str, *command: str) -> None:
+        """Start a process of the deployment."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            subprocess.Popen(
+                command, cwd=self.folder, env=self._environment, stdout=log, stderr=log
+            )
+
+    def begin(self) -> None:
+        """Start all that stays."""
+        options = ("--insecure", "--disable-runtime-dependency-installation")
+        self._begin("superlink", "flower-superlink", "--port", str(self._link), *options)
+        imports = {
+            "flower": ["flwr-clientapp", "flower-superexec", "flower-supernode"],
+            "agents": ["securecluster", "securecluster.cli.main", "torch.nn", "sklearn.datasets"],
+        }
+        for name, wanted in imports.items():
+            here = (sys.executable, "-m", "benchmarks.apps.preloaded", str(self._doors[name]))
+            self._begin(name, *here, *wanted)
+        identities = [Identity.generate() for _ in range(self.clients)]
+        roster = "".join(f"{identity.public.hex()}\n" for identity in identities)
+        (self.folder / "roster.txt").write_text(roster)
+        for door in self._doors.values():
+            waited(door.exists, "program that is imported")
+        waited(lambda: listens(self._link), "SuperLink")
+        for i, identity in enumerate(identities):
+            node = self.folder / f"node-{i}"
+            node.mkdir(mode=0o700)
+            identity.save(node / "identity.key")
+            (node / "roster.txt").write_text(roster)
+            (node / "policy.toml").write_text("roster = true\n")
+            serve = ("securecluster", "node", "serve", str(node), "--app", "task")
+            preloaded.start(self._doors["agents"], serve, self._environment)
+            waited((node / "socket").exists, "socket of an agent")
+            lost = " lost=1" if i >= self.clients - lost_of(self.clients) else ""
+            command = [
+                *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self._link}"),
+                *("--host", "127.0.0.1", "--port", str(self._ports[i])),
+                *("--node-config", f'socket="{node / "socket"}"{lost}'),
+            ]
+            preloaded.start(self._doors["flower"], command, self._environment)
+
+    def run(self, way: str) -> list[Row]:
+        """Return the lines of a run of a way, with the processor time at each."""
+        path = self.folder / f"{way}.jsonl"
+        self._begin(f"run-{way}", "flwr", "run", str(self.folder / way), "here")
+        lines: list[Row] = []
+
+        def ended() -> bool:
+            written = path.read_text().splitlines() if path.exists() else []
+            for line in written[len(lines) :]:
+                lines.append(json.loads(line) | {"processor": processor_seconds(self.mark)})
+            return bool(lines) and "answered" in lines[-1]
+
+        waited(ended, "end of a run")
+        return lines
+
+    def end(self) -> None:
+        """End all processes."""
+        while processes := list(marked(self.mark)):
+            for path in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(int(path.name), signal.SIGKILL)
+            time.sleep(0.1)
+
+
+@contextmanager
+def deployed(clients: int, rounds: int, warm: bool) -> Iterator[Deployment]:
+    """Give a deployment that runs, and end it.
+
+    Args:
+        clients: number of nodes.
+        rounds: of each run.
+        warm: whether apps of clients start as forks, too.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        deployment = Deployment(Path(folder), clients, rounds, warm)
+        try:
+            deployment.begin()
+            yield deployment
+        finally:
+            deployment.end()
+
+
+def rows_of(way: str, lines: Sequence[Row]) -> list[Row]:
+    """Return a row for the first round of a run, and one of medians for the others.
+
+    Args:
+        way: of the run.
+        lines: what `Deployment.run` returned.
+    """
+    answered = lines[-1]["answered"]
+    rounds = [
+        {**{name: line[name] for name in ("seconds", "bytes", "messages")}, "answered": count}
+        | {"processor": line["processor"] - before["processor"]}
+        for before, line, count in zip(lines, lines[1:-1], answered, strict=False)
+    ]
+    first, *others = rounds
+    late = {name: median(one[name] for one in others) for name in first}
+    return [
+        {"way": WAYS[way], "rounds": label}
+        | {"seconds": round(one["seconds"], 2), "processor_seconds": round(one["processor"], 1)}
+        | {name: int(one[name]) for name in ("bytes", "messages", "answered")}
+        for label, one in (("first", first), ("later", late))
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -268,26 +457,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command line; None takes it from the system.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--clients", type=int, nargs="+", default=[5, 10, 20])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--preloaded", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {FOLDER: folder, CLIENTS: str(options.clients), ROUNDS: str(options.rounds)}
-        ways = [
-            (flowers_server(False, rows), flowers_app(False)),
-            (flowers_server(True, rows), flowers_app(True)),
-            (our_server(rows), our_app()),
-        ]
-        for server, app in ways:
-            server_app = ServerApp()
-            server_app.main()(server)
-            run_simulation(server_app, app, options.clients, backend_config=RAY)
-    base = {row["rounds"]: row["seconds"] for row in rows if row["way"] == "Flower's FedAvg"}
-    for row in rows:
-        row |= {"clients": options.clients, "times": round(row["seconds"] / base[row["rounds"]], 2)}
-        print(row)
+    for clients in options.clients:
+        with deployed(clients, options.rounds, options.preloaded) as deployment:
+            for way in WAYS:
+                for row in rows_of(way, deployment.run(way)):
+                    rows.append({"clients": clients, "preloaded": options.preloaded} | row)
+                    print(rows[-1], flush=True)
     if options.out is not None:
         with options.out.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

@@ -1,5 +1,9 @@
 """Compare private clustering with the field at equal ε of whole runs: ARI, accuracy, bytes.
 
+`securecluster field` compares methods as they are, and tunes learning rates alone. This stays
+beside it for what that cannot say: from which ε on a method finds clusters at all, where its share
+of ε for clustering is tuned as well, with clusters of unequal sizes.
+
 python -m benchmarks.private.field --tune [--minutes 15]       settings, on seeds 100 and 101
 python -m benchmarks.private.field [--seeds 20] [--minutes 10] the comparison, on seeds 2000 to 2019
     [--methods signature ifca ...] some methods only
@@ -538,31 +542,6 @@ def chosen(rows: Sequence[Row], column: str = "accuracy") -> Settings:
     return best
 
 
-def write_settings(settings: Mapping[str, Settings]) -> Path:
-    """Write the chosen settings to a table.
-
-    Args:
-        settings: those of the largest accuracy and of the largest ARI, as `chosen` returns them.
-    """
-    rows = []
-    for by, chosen_settings in settings.items():
-        for (method, epsilon), (rate, option_number) in chosen_settings.items():
-            if by == BY_ARI and method in ONE_CLUSTER:
-                continue
-            values = METHODS[method].own[option_number]
-            options = [f"{name} {value:g}" for name, value in values.items()]
-            rows.append(
-                {
-                    "setting": by,
-                    "method": method,
-                    "target": epsilon,
-                    "lr": rate,
-                    "own": ", ".join(options),
-                }
-            )
-    return write("field_shares_settings", rows)
-
-
 def write_needed(rows: Sequence[Row]) -> Path:
     """Write the smallest ε of the grid at which a method's mean ARI is `ENOUGH` or more.
 
@@ -699,7 +678,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     tuned_rows = read(tuning.path)
     settings = {BY_FIELD: chosen(tuned_rows), BY_ARI: chosen(tuned_rows, "ari")}
     if options.tune:
-        return write_settings(settings)
+        return tuning.path
     ready = []
     part_names = PARTS if options.part is None else (options.part,)
     for cell in cells(options.seeds, part_names):

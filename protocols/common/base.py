@@ -373,6 +373,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             complete: dict[str, Any] = settled.config(facts, dtype)
             return complete
         dimension = derived.initial_model(self, facts).dimension
+        chosen = vars(self).get(derived.CHOSEN)
         config = numbers(
             {
                 "schema": 2,
@@ -385,7 +386,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 **derived.resolved_defaults(self, facts),
                 **known(facts),
                 **self.shared_facts(facts),
-                **{name: vars(self)[name] for name in (derived.CHOSEN,) if name in vars(self)},
+                **({derived.CHOSEN: chosen} if chosen else {}),
             }
         )
         for options in option_groups(self):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 
 from securecluster.errors import NoOutputsError, SecureClusterError, UsageError
 from securecluster.models.flat_model import reason
+from securecluster.models.foreign_process import Interpreter
 
 Arrays = list[NDArray[Any]]
 Train = Callable[[Arrays, NDArray[Any], NDArray[Any], Any], Sequence[Any]]
@@ -121,6 +123,32 @@ class ForeignModel(nn.Module):
             self.register_parameter(f"array_{k}", parameter)
         if not self.dtypes:
             raise UsageError("start has no arrays: give those that clients average")
+
+    @classmethod
+    def of_file(
+        cls, path: str | Path, python: str, example_privacy: tuple[float, float] | None = None
+    ) -> ForeignModel:
+        """Return the model of a file with `start`, `train` and, if wanted, `outputs`.
+
+        The functions run in a Python of their own, whose environment has NumPy and needs no torch.
+        Arrays there have types of NumPy's own.
+
+        Args:
+            path: of the file.
+            python: program of the interpreter, such as /opt/wards/bin/python.
+            example_privacy: as of the class.
+
+        Raises:
+            UsageError: no such file, interpreter or functions.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}: give one with start and train")
+        there = Interpreter(python, path)
+        state = np.random.default_rng(0).bit_generator.state
+        has, arrays = there.ask("start", [], generator=state)
+        start = there.start if has["draws"] else arrays
+        return cls(start, there.train, there.outputs if has["scores"] else None, example_privacy)
 
     def extra_repr(self) -> str:
         """Return the functions' names, by which a configuration tells models apart."""
@@ -278,4 +306,7 @@ def _real(array: Any, subject: str) -> NDArray[Any]:
 def _name(function: Any) -> str:
     """Return the name of a function, without an address."""
     inner = getattr(function, "func", function)  # of functools.partial
+    owner = getattr(inner, "__self__", None)
+    if isinstance(owner, Interpreter):
+        return f"{owner.path.name}:{inner.__name__}"
     return str(getattr(inner, "__qualname__", type(inner).__name__))

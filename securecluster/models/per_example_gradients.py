@@ -171,7 +171,6 @@ def clipped(
     gradients: Mapping[str, Part],
     weight: torch.Tensor,
     clip: float,
-    factors_of: Callable[..., tuple[torch.Tensor, torch.Tensor]] = clip_factors,
     importance: torch.Tensor | None = None,
 ) -> tuple[Mapping[str, Part], torch.Tensor]:
     """Return gradients g and the factors min(1, C/‖g‖)·weight that clip them.
@@ -182,7 +181,6 @@ def clipped(
         gradients: the examples' gradients at each parameter, by name.
         weight: weight of each example, (b, n).
         clip: C, the bound of the norm over all parameters.
-        factors_of: `clip_factors`, or what computes the same elsewhere.
         importance: w, (b, n), or None for 1.
 
     Returns:
@@ -206,7 +204,7 @@ def clipped(
     if importance is not None:
         # what a small weight would hide is too large all the same
         norms, others = norms * importance, torch.cat([others, norms])
-    factors, wrong = factors_of(norms, others, weight, limit, clip * HUGE)
+    factors, wrong = clip_factors(norms, others, weight, limit, clip * HUGE)
     if importance is not None:
         factors = factors * importance
     # A GPU would have to be waited for, and masks what is there.

@@ -78,20 +78,20 @@ def as_agreed(method: M, config: Mapping[str, Any]) -> M:
     Raises:
         UsageError: a chosen option that the method does not have.
     """
-    return with_chosen(method, config.get(CHOSEN, {}))
+    return with_chosen(method, config[CHOSEN]) if CHOSEN in config else method
 
 
 def with_chosen(method: M, chosen: Mapping[str, Any]) -> M:
     """Return a copy of a method with options that were chosen for its target ε.
 
     Args:
-        method: with the options that its user gave, which is returned if nothing is chosen.
-        chosen: values by name.
+        method: with the options that its user gave.
+        chosen: values by name; where there are none, the copy says so, and nobody chooses again.
 
     Raises:
         UsageError: the method has no such option.
     """
-    if not chosen or CHOSEN in vars(method):
+    if CHOSEN in vars(method):
         return method
     made: Any = copy.copy(method)
     vars(made).pop("result_", None)

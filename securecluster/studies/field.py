@@ -11,21 +11,32 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.commands import command_line
 from securecluster.commands.command_line import Section, asks_for_help
 from securecluster.commands.failures import Row
 from securecluster.commands.options import Output
 from securecluster.core.number_format import printable
+from securecluster.core.optional_packages import need
 from securecluster.core.stops import output
-from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
+from securecluster.errors import (
+    RunFolderError,
+    SecureClusterError,
+    SecureClusterWarning,
+    UsageError,
+    unknown,
+)
 from securecluster.studies import comparison_options, sweep, sweep_runner
 from securecluster.studies.sweep_runner import FAILED, Parallel
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ABOUT = (
     "Set methods, also one of your own (module:Class), beside the built-in ones at equal ε and "
@@ -82,21 +93,100 @@ def start(argv: Sequence[str]) -> int:
     }
     command = f"securecluster field {' '.join(labels) or '[METHODS]'}"
     options = command_line.parsed(command, argv[len(labels) :], ABOUT, sections)
+    out, quiet = options.output.out, options.output.quiet
+    _, failed = _in_folder(labels, options.field, out, quiet, options.output.force)
+    return _ended(failed)
+
+
+def field(
+    methods: Sequence[Any] = (), *, folder: Path | str, jobs: int = 1, **options: Any
+) -> DataFrame:
+    """Set methods beside the built-in ones at equal ε and equal budget.
+
+    It is the command `securecluster field` with its table of runs, `runs.csv`, as a result.
+
+    Args:
+        methods: names, `"my_module:MyMethod"`, or protocols with their hyper-parameters.
+        folder: of the page, tables and figures; a field of the same plan that was stopped there
+            goes on.
+        jobs: runs at the same time, each in a process of its own. A script with more than one
+            needs `if __name__ == "__main__":`.
+        options: those of the command by name: `epsilon=[1, 4]`, `settings`, `quick`, `beside`,
+            `dp_unit`, `seeds`, `fresh`.
+
+    Returns:
+        A line per run, also of those that are stored. `status` is "done", "refused" or "failed",
+        and `reason` says why. A SecureClusterWarning says how many runs failed.
+
+    Raises:
+        UsageError: a mistake that can be found before anything runs, or pandas is not installed.
+        RunFolderError: the folder contains another run, or cannot be written.
+    """
+    pandas = need("pandas")
+    names = [option.name for option in fields(FieldOptions)]
+    for name, value in options.items():
+        if name not in names:
+            raise unknown("option", name, names)
+        if name in ("epsilon", "settings", "beside") and value is not None:
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise UsageError(f"{name} is a list: give [{value!r}]")
+            options[name] = tuple(value)
+    if isinstance(methods, str):
+        raise UsageError(f"field takes a list of methods: give [{methods!r}]")
+    chosen = FieldOptions(jobs=jobs, **options)
+    lines, failed = _in_folder(methods, chosen, Path(folder), quiet=True)
+    if failed:
+        warnings.warn(failed, SecureClusterWarning, stacklevel=2)
+    return pandas.DataFrame(lines)
+
+
+def _in_folder(
+    methods: Sequence[Any],
+    options: FieldOptions,
+    out: Path | None,
+    quiet: bool,
+    force: bool = False,
+) -> tuple[list[Row], str]:
+    """Do a field in a new folder, or go on with one of the same plan.
+
+    Args:
+        methods: the user's: labels, or protocols with their hyper-parameters.
+        options: of the field.
+        out: the folder; None is a new one.
+        quiet: print nothing but errors.
+        force: replace what is in the folder.
+
+    Returns:
+        As `_carry_out` does.
+    """
     from securecluster.folders import run_folder
 
-    out, quiet = options.output.out, options.output.quiet
-    parallel = Parallel(options.field.jobs)
+    parallel = Parallel(options.jobs)
     parallel.check()
-    plan = _planned(labels, options.field)
-    going_on = out is not None and not options.output.force and run_folder.is_run(out)
+    plan = _planned(_own(methods), options)
+    going_on = out is not None and not force and run_folder.is_run(out)
     if going_on and run_folder.swept(out) == plan.content():
         with run_folder.locked(out):
             return _carry_out(out, plan, parallel, quiet)
-    run_folder.check_free(out, options.output.force)
+    run_folder.check_free(out, force)
     digest = hashlib.sha256("".join(plan.digests).encode()).hexdigest()
     texts = {run_folder.CONFIG: run_folder.sweep_json(plan.content(), asdict(parallel), digest)}
-    with run_folder.claimed(out, options.output.force, "field", texts) as folder:
+    with run_folder.claimed(out, force, "field", texts) as folder:
         return _carry_out(folder, plan, parallel, quiet)
+
+
+def _ended(failed: str) -> int:
+    """Return the exit code of a field in which no run failed.
+
+    Args:
+        failed: sentence about those that did; "" if none did.
+
+    Raises:
+        SecureClusterError: some runs failed; the others are in the folder.
+    """
+    if failed:
+        raise SecureClusterError(failed)
+    return 0
 
 
 def resume(folder: Path, quiet: bool, jobs: int | None = None, retry: bool = False) -> int:
@@ -136,14 +226,36 @@ def resume(folder: Path, quiet: bool, jobs: int | None = None, retry: bool = Fal
                 f"{folder} was run on other data than are there now: restore the data, or start "
                 "the field anew"
             )
-        return _carry_out(folder, plan, parallel, quiet, retry)
+        _, failed = _carry_out(folder, plan, parallel, quiet, retry)
+    return _ended(failed)
 
 
-def _planned(labels: Sequence[str], options: FieldOptions) -> Any:
+def _own(methods: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the variants of the user's methods.
+
+    Args:
+        methods: labels, or protocols with their hyper-parameters.
+
+    Raises:
+        UsageError: an unknown protocol or option, or two methods that would run the same.
+    """
+    from securecluster.studies import sweep_plan
+
+    own: list[Any] = []
+    for item in comparison_options.with_own_names(methods):
+        if isinstance(item, str):
+            own += sweep_plan.variants_of([item], SimpleNamespace())
+        else:
+            own.append(sweep_plan.variant_of(item))
+    sweep_plan.check_distinct(own)
+    return tuple(own)
+
+
+def _planned(own: tuple[Any, ...], options: FieldOptions) -> Any:
     """Return the plan of a field.
 
     Args:
-        labels: the user's methods.
+        own: variants of the user's methods.
         options: of the command.
 
     Raises:
@@ -157,7 +269,6 @@ def _planned(labels: Sequence[str], options: FieldOptions) -> Any:
     _, epsilons = sweep_plan.levels_of((), options.epsilon)
     if options.dp_unit not in ("client", "example"):
         raise unknown("dp_unit", options.dp_unit, ("client", "example"))
-    own = sweep_plan.variants_of(labels, SimpleNamespace())
     for variant in own:
         for name in variant.options.keys() & field_plan.BUDGET:
             raise UsageError(
@@ -207,7 +318,7 @@ def _check_own(plan: Any) -> None:
 
 def _carry_out(
     folder: Path, plan: Any, parallel: Parallel, quiet: bool, retry: bool = False
-) -> int:
+) -> tuple[list[Row], str]:
     """Do the runs that have not ended, and write and show what they say.
 
     Args:
@@ -218,10 +329,7 @@ def _carry_out(
         retry: do the runs that failed again.
 
     Returns:
-        The exit code.
-
-    Raises:
-        SecureClusterError: some runs failed; the others are in the folder.
+        A row per run, and a sentence about those that failed; "" if none did.
     """
     from securecluster.folders import run_folder
     from securecluster.studies import field_plan, field_report, field_stored
@@ -254,12 +362,10 @@ def _carry_out(
         with output():
             field_report.show(folder, plan, lines)
     failed = [row for row in rows if row["status"] == FAILED]
-    if failed:
-        raise SecureClusterError(
-            f"{sweep.failed_in_words(failed, rows)}; try them again with: "
-            f"{sweep_runner.go_on(folder)} --retry"
-        )
-    return 0
+    if not failed:
+        return lines, ""
+    again = f"try them again with: {sweep_runner.go_on(folder)} --retry"
+    return lines, f"{sweep.failed_in_words(failed, rows)}; {again}"
 
 
 def _say(plan: Any, tuning: int, quiet: bool) -> None:

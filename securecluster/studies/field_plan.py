@@ -163,6 +163,10 @@ class Cell(sweep_plan.Cell):
 
     setting: str
 
+    def further_scores(self, fitted: Any, federation: Any) -> Row:
+        """Return no scores: no table of a field has any, and they would take most of the time."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -176,7 +180,7 @@ class Plan:
         settings: how clients differ.
         dp_unit: "client" or "example".
         digests: of the data of each setting, of the first seed.
-        programs: name of each protocol, and the digest of the files that its runs go through.
+        programs: name of each protocol, and the digest of its source and of this version.
         stored: setting, method and ε of which results are stored, so that no run is needed.
     """
 

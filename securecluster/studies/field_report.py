@@ -241,19 +241,20 @@ def remarks(plan: Plan, level: Level) -> list[str]:
     return texts
 
 
-def aged(levels: Sequence[Level]) -> list[str]:
-    """Return the methods whose stored results are older than the code.
+def of_version(levels: Sequence[Level]) -> list[str]:
+    """Return in words which version stored results are of, and whether it is another one.
 
     Args:
         levels: of the field.
     """
-    older = [
-        level.line["variant"]
-        for level in levels
-        if level.stored
-        and any(row["program"] != field_stored.program(row["protocol"]) for row in level.rows)
-    ]
-    return list(dict.fromkeys(older))
+    stored = [row["version"] or "" for level in levels if level.stored for row in level.rows]
+    lines = []
+    for version in dict.fromkeys(stored):
+        text = f"stored results are of version {version}"
+        if field_stored.public(version) != field_stored.public(securecluster.__version__):
+            text += f", and this is {securecluster.__version__}: --fresh runs them again"
+        lines.append(text)
+    return lines
 
 
 def notes(plan: Plan, levels: Sequence[Level]) -> list[str]:
@@ -279,13 +280,7 @@ def notes(plan: Plan, levels: Sequence[Level]) -> list[str]:
             f"the learning rate of {ends} lines is the least or the largest that was tried, beyond "
             "which another may be better"
         )
-    older = aged(levels)
-    if older:
-        lines.append(
-            f"stored results of {', '.join(older)} are older than the code: files of the program "
-            "or of the method have changed since; --fresh runs them again"
-        )
-    return lines
+    return [*lines, *of_version(levels)]
 
 
 def _at_an_end(plan: Plan, line: Row) -> bool:

@@ -1,32 +1,24 @@
-"""Stored results of the field's built-in methods, and whether they are older than the code.
+"""Stored results of the field's built-in methods, and the version that they were measured with.
 
-`field_results.csv` has a line per run, as `runs.csv` in the folder of a field has them. Each line
-carries a digest of the files by which its numbers came about: those of the rooms of `PROGRAM`, and
-those of the method. A digest that differs says that one of these files has changed since, be it by
-a comment, and not that the numbers would.
+`field_results.csv` has a line per run, as `runs.csv` in the folder of a field has them. `version`
+has the commit, too. No digest of files says whether another version would give other numbers: a
+comment changes it as well, and so does every room that a run goes through. Golden runs
+(`benchmarks.golden`) say it; who changes those of a method measures its rows anew.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
-import inspect
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import securecluster
-from securecluster import protocols
 from securecluster.commands.failures import Row
+from securecluster.parties.program import program_digest
 from securecluster.protocols.registry import protocol_class
-from securecluster.studies.field_plan import HASH_LETTERS, METRIC, Plan
+from securecluster.studies.field_plan import METRIC, Plan
 
 STORED = Path(__file__).with_name("field_results.csv")
-PROGRAM = (
-    "clustering", "core", "data", "messaging", "models", "parties", "privacy", "protections",
-    "results", "runs", "runtime", "training",
-)  # fmt: skip
 COLUMNS = (
     "setting", "hash", "data_digest", "variant", "protocol", "chosen", "target_epsilon", "seed",
     "status", "reason", "epsilon", "delta", "dp_unit", "noise", "clients", "clusters", "ari",
@@ -106,7 +98,7 @@ def _known(plan: Plan) -> set[tuple[str, str, str]]:
 
 
 def programs(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return each protocol of a plan with the digest of its program.
+    """Return each protocol of a plan with the digest of its source, and of this version.
 
     Args:
         plan: of a field.
@@ -115,27 +107,20 @@ def programs(plan: Plan) -> tuple[tuple[str, str], ...]:
     return tuple((name, program(name)) for name in names)
 
 
-@cache
 def program(protocol: str) -> str:
-    """Return a digest of the files by which a method's numbers come about, in hex.
+    """Return the digest of a method's source and of this version, in hex.
 
     Args:
         protocol: name of the method.
     """
-    digest = hashlib.sha256()
-    for path in _files(protocol):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:HASH_LETTERS]
+    method = protocol_class(protocol)
+    return program_digest(method, method.client)
 
 
-def _files(protocol: str) -> Iterator[Path]:
-    """Yield the files of the program that a method's runs go through, in a fixed order."""
-    library = Path(str(securecluster.__file__)).parent
-    shared = Path(str(protocols.__file__)).parent
-    for folder in [*(library / room for room in PROGRAM), shared / "common"]:
-        yield from sorted(folder.rglob("*.py"))
-    own = Path(inspect.getfile(protocol_class(protocol)))
-    if own.is_relative_to(shared) and own.parent not in (shared, shared / "contrib"):
-        yield from sorted(own.parent.rglob("*.py"))  # a package of its own
-    else:
-        yield own
+def public(version: str) -> str:
+    """Return a version without the commit.
+
+    Args:
+        version: as `field_results.csv` has it.
+    """
+    return version.partition("+")[0]

@@ -227,9 +227,6 @@ class Cell(sweep_runner.Cell):
         Args:
             federation: the clients; None to deal them out.
         """
-        from securecluster.results.declared import own_fields
-        from securecluster.results.scores import study_scores
-
         federation = federation or dealt(self.simulation)
         protocol = self.variant.at(self.by, self.level)
         protocol.fit(federation, self.settings)
@@ -250,7 +247,7 @@ class Cell(sweep_runner.Cell):
             "pearson": _correlation(protocol.history_),
             protocol.metric_: _finite(protocol.scores_.mean()),
             f"worst_{protocol.metric_}": _finite(worst(protocol.scores_)),
-            **study_scores(protocol.kept_, federation.objective, own_fields(protocol.result_)),
+            **self.further_scores(protocol, federation),
             "up": protocol.bytes_["up"],
             "down": protocol.bytes_["down"],
             "servers": protocol.bytes_["servers"],
@@ -266,6 +263,18 @@ class Cell(sweep_runner.Cell):
             measured["noise"] = float(config["noise"])
             measured |= {"mechanism": mechanism(settled), "clip": settled.privacy.clip}
         return measured
+
+    def further_scores(self, fitted: Any, federation: Any) -> Row:
+        """Return the scores beside the metric, and report fields, by column.
+
+        Args:
+            fitted: the protocol.
+            federation: the clients.
+        """
+        from securecluster.results.declared import own_fields
+        from securecluster.results.scores import study_scores
+
+        return study_scores(fitted.kept_, federation.objective, own_fields(fitted.result_))
 
 
 def run_cells(cells: Sequence[Cell]) -> list[Row]:

@@ -25,7 +25,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +34,12 @@ from securecluster.models.dropout import example_keys
 from securecluster.models.flat_model import FlatModel, Params
 from securecluster.models.fused_layers import Stack
 from securecluster.models.optimizers import Optimizer
-from securecluster.models.per_example_gradients import Each, clip_factors, clipped
+from securecluster.models.per_example_gradients import Each, clipped
 from securecluster.privacy.dp.device_noise import Tags, add_noise
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
 from securecluster.privacy.keyed_digest import keyed_digest
 from securecluster.training.batches import Minibatches
 from securecluster.training.config import LocalTraining, Secret
-from securecluster.training.device_clip import factors_there
 
 # examples whose convolutions' gradients are in memory at once (not in the paper)
 CONVOLVED = 64
@@ -308,16 +306,10 @@ def _by_hand(stack: Stack, params: Params, batch: Minibatches, clip: float, sums
         weight = batch.weight[:, columns]
         importance = None if batch.importance is None else batch.importance[:, columns]
         gradients = stack.examples(params, x, y)
-        factors_of = _factors_on(weight.device)
-        by_name, factors = clipped(gradients, weight, clip, factors_of, importance)
+        by_name, factors = clipped(gradients, weight, clip, importance)
         overwrites = weight.device.type != "cpu" and not stack.convolves
         for name, gradient in by_name.items():
             gradient.add_to(sums[name], factors, kept=0 if overwrites else 1)
-
-
-def _factors_on(device: torch.device) -> Any:
-    """Return what computes the factors of clipping on a device."""
-    return clip_factors if device.type == "cpu" else factors_there
 
 
 def _one_by_one(
@@ -389,8 +381,7 @@ def _add_block(
     )
     examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
     importance = None if batch.importance is None else batch.importance[entries][None]
-    factors_of = _factors_on(weight.device)
-    by_name, factors = clipped(examples, weight[None], clip, factors_of, importance)
+    by_name, factors = clipped(examples, weight[None], clip, importance)
     for name, gradient in by_name.items():
         if len(batch.weight) == 1:
             gradient.add_to(sums[name], factors)

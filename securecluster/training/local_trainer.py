@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,9 +64,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_training"]
 
-# parameters of the clients that train together: what a CPU's caches, or a GPU's memory, hold
+# parameters of the clients that train together: what a CPU's caches hold, and what fills a GPU,
+# whose free memory may hold fewer
 CPU_CHUNK = 1 << 22
 GPU_CHUNK = 1 << 28
+# numbers in a GPU's memory for each parameter: weights, gradients, two of Adam, and as many again
+# for activations
+NUMBERS_OF_PARAMETER = 8
 # so many times more train together where steps wait for each other: these read no weights
 WINDOWS = 4
 # clients on a CPU whose convolutions go one by one, and whose dense layers go together
@@ -866,11 +871,25 @@ class LocalTrainer:
 
         Frozen parameters count: clients share them, and each has activations of all layers.
         """
-        parameters = GPU_CHUNK
-        if self.device.type == "cpu":
-            parameters = CPU_CHUNK
         of_module = sum(parameter.numel() for parameter in self.model.module.parameters())
-        return max(1, parameters // of_module)
+        return max(1, self._largest_chunk // of_module)
+
+    @cached_property
+    def _largest_chunk(self) -> int:
+        """Return the number of parameters that train together.
+
+        A GPU's is found once: a run's products then round alike in all rounds. Free memory is
+        rounded down to a power of two, so that a resumed run mostly finds the same.
+        """
+        if self.device.type == "cpu":
+            return CPU_CHUNK
+        if self.device.type != "cuda":
+            return GPU_CHUNK
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # what torch holds for this process, but does not use
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        affordable = (free + kept) // (NUMBERS_OF_PARAMETER * self.start.element_size())
+        return min(GPU_CHUNK, 1 << max(0, affordable.bit_length() - 1))
 
     def batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[IntArray]:
         """Yield the rows of a client's mini-batches in order.

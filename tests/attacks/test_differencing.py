@@ -65,6 +65,7 @@ def test_under_noise_nothing_is_recovered(placement: str, federation: Federation
     assert not found.beats_chance
 
 
+@pytest.mark.always
 def test_secure_sums_of_different_calls_prevent_it_by_cohorts_alone(federation: Federation) -> None:
     # Clients compare the members of a sum with those of sums of the same rows. Rows of another call
     # are new, though a client that has no new average computes the same update again.

@@ -159,6 +159,8 @@ def test_a_run_without_canaries_says_why(federation: Federation) -> None:
         with_canaries(FedAvg(rounds=1), federation, FULL)
 
 
+@pytest.mark.always
+@pytest.mark.few(4)
 @pytest.mark.parametrize("canaries", [*range(2, 61), 75, 100, 149, 200, 301, 400])
 def test_a_release_that_says_nothing_gets_a_bound_in_at_most_5_percent_of_all_coins(
     canaries: int,

@@ -68,6 +68,7 @@ def scored(attack: type[hidden_sums.TwoSums], options: tuple[tuple[str, Any], ..
     return result_of(attack(second), fitted, federation(), known_samples(federation(), True), taps)
 
 
+@pytest.mark.always
 def test_two_runs_tell_the_point_of_the_client_that_left() -> None:
     fitted, taps, second = runs(PLAIN)
     guess = hidden_sums.HiddenDifferencing(second).run(view_of(fitted), knowledge_of(fitted))

@@ -135,6 +135,8 @@ def test_the_server_reads_blocks_of_one_without_mask_and_noise(
     assert (found.outcome, found.score and found.score.value) == (verdict, read), found.reason
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("members", "verdict"), [(1, BROKEN), (3, UNTOLD)])
 def test_an_audit_says_that_secure_sums_are_broken(
     members: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any

@@ -40,6 +40,7 @@ def runs(federation: Federation) -> dict[str, Any]:
     }
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_last_bits_tell_candidates_apart_unless_noise_is_on_a_grid(
     dtype: str, runs: dict[str, Any], federation: Federation

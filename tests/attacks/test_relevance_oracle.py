@@ -38,6 +38,7 @@ def gram_of(federation: Federation, client: int) -> np.ndarray[Any, Any]:
     return gram
 
 
+@pytest.mark.always
 def test_crafted_vectors_read_every_energy_and_record(federation: Federation) -> None:
     endpoint, view, knowledge, truth = attacked(federation, **OPEN)
     # two clients stand for all: the questions are the same

@@ -78,6 +78,7 @@ def test_noise_for_clients_hides_labels_and_noise_for_examples_does_not(
         assert found.verdict == verdict, unit
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_members_are_told_without_noise_alone(kind: str, federation: Federation) -> None:
     found = scored(signatures.SignatureMembership(), federation, signature_blocks=kind)

@@ -79,6 +79,7 @@ def test_a_client_reads_all_others_however_they_are_sealed(
     assert subspaces.observed_subspaces(server, unaided) == {}
 
 
+@pytest.mark.always
 def test_noise_in_gram_matrices_brings_the_attacks_to_chance(federation: Federation) -> None:
     view, knowledge, truth = attacked(federation, mask="none", sealed=False, gram_noise=20.0)
     for attack in ATTACKS[:2]:

@@ -235,6 +235,7 @@ def test_blocks_of_hidden_tell_label_counts_without_a_mask() -> None:
     assert achieved.verdict == BETTER
 
 
+@pytest.mark.always
 def test_numbers_of_samples_are_read_exactly() -> None:
     draw = np.random.default_rng(0)
     clients = {}
@@ -294,6 +295,7 @@ def test_what_a_known_cluster_has_in_common_is_no_success() -> None:
     assert guess.details[SAID][0].endswith(f"rank 2: 0 of {CLIENTS} clients can be solved for")
 
 
+@pytest.mark.always
 # twelve clients are too few to learn anything under so much noise
 @pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
 def test_noise_in_sums_hides_all() -> None:

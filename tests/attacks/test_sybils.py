@@ -78,6 +78,7 @@ def test_sybils_read_their_victim_and_two_members_more_than_they_are_end_it(
     assert ended.smallest is None or ended.smallest >= count + 2
 
 
+@pytest.mark.always
 def test_sybils_of_ifca_claim_the_model_that_their_victim_chose_alone() -> None:
     """Its sums are over all clients: the block of a model is what they are alone in."""
     _, found = attacked("ifca", "copy", kin(3, companions=False))

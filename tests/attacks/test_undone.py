@@ -113,6 +113,7 @@ def test_all_but_one_subtract_themselves_from_a_secure_sum(options: dict[str, An
     assert found.guess is not None and list(found.guess.values) == [3]
 
 
+@pytest.mark.always
 def test_masks_themselves_are_attacked_as_they_are() -> None:
     names = [name for name in attack_names() if attack_named(name).of_masks]
     of_masks = ["mask-invariants", "mask-known-plaintext", "mask-public-model", "repeated-mask"]

@@ -89,6 +89,7 @@ def test_noise_of_clients_leaves_little_to_known_plaintext(federation: Federatio
     assert result.value < 0.3
 
 
+@pytest.mark.always
 def test_masked_weights_fall_to_the_public_model_and_displacements_do_not(
     federation: Federation,
 ) -> None:

@@ -218,6 +218,7 @@ def test_pairs_give_r_and_local_servers_read_their_own_sums() -> None:
     assert {o.reader for o in view_of(fitted, lps(1)).outcomes} == {lps(1)}
 
 
+@pytest.mark.always
 def test_a_key_authority_reads_r_and_the_server_labels_alone() -> None:
     clients = two_clusters(6, 24)
     params: dict[str, Any] = {"rounds": 1, "model": "linear", "mask": "none", "sealed": False}

@@ -793,6 +793,7 @@ def _browsed(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
+@pytest.mark.always
 def test_an_audit_bounds_epsilon_beside_the_ledgers(folder: Path) -> None:
     run = open_run(folder, "audit")
     attacks = ["dp-audit-one-run", "dp-audit-two-worlds", "dp-audit-losses"]

@@ -85,6 +85,7 @@ def shown_to_all(kept: list[audit_files.Kept], run: FinishedRun) -> dict[str, st
     return audit_files.handed_over(kept, run, with_uncovered=True)
 
 
+@pytest.mark.always
 def test_a_table_with_any_change_is_in_no_bundle_also_with_digests_that_do_not_belong_to_it(
     audited: Path, tmp_path: Path
 ) -> None:
@@ -224,7 +225,8 @@ def of_audits(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.name.startswith("audit")}
 
 
-@pytest.mark.few(12)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_audit_is_named_in_one_sentence_and_ends_no_later_one(
     damage: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -34,6 +34,9 @@ FULL = Settings(transcript="full", threads=1)
 # what runs of a claim do not depend on
 OF_ATTACKS = {"attack": "", "party": "server", "helpers": ()}
 OF_CLAIMS = {"sentence": "", "source": "", "hidden": True, "weights": False}
+# attacks that tests/attacks tries, too
+SUMS = ("sums-over-rounds-clusters", "sums-over-rounds-labels")
+DEAR = ("relevance-oracle", "hidden-differencing", *SUMS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,11 +67,12 @@ def _name(claim: Claim) -> str:
 
 def _checked(claim: Claim) -> Any:
     """Return a claim, of which the dearest are checked with --exhaustive alone."""
-    # thousands of calls to clients, encryption, and a dense rotation
-    dear = claim.attack == "relevance-oracle" or {"haar"} & set(claim.protection.values())
+    # thousands of calls to clients, encryption, many sums, and a dense rotation
+    dear = claim.attack in DEAR or {"haar"} & set(claim.protection.values())
     return exhaustive(claim) if dear else claim
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("claim", [_checked(claim) for claim in CLAIMS], ids=_name)
 def test_a_claim_agrees_with_its_attack(claim: Claim) -> None:
     row = check_claim(claim)
@@ -292,6 +296,8 @@ def _bound(claim: NoiseClaim) -> Finding:
     return Finding(claim.attack, score, "", 0.0, claimed=planted.claimed)
 
 
+@pytest.mark.always
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "claim", NOISE_CLAIMS, ids=lambda claim: f"{claim.attack}-{claim.protocol}"
 )

@@ -176,6 +176,7 @@ def hospitals(tmp_path: Path) -> FedAvg:
     return fitted
 
 
+@pytest.mark.always
 def test_a_bundle_names_no_client(hospitals: FedAvg, tmp_path: Path) -> None:
     names = ("charite", "mayo", "karolinska", "necker")
     run = open_run(tmp_path / "run", "audit")
@@ -205,6 +206,7 @@ def test_an_error_of_an_attack_stays_with_the_owner() -> None:
     assert audit.without_errors("linkage: not applicable") == "linkage: not applicable"
 
 
+@pytest.mark.always
 def test_a_link_in_the_place_of_a_picture_leads_nothing_into_a_page(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [*SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--quiet"]

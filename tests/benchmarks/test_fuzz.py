@@ -51,7 +51,8 @@ def test_every_protocol_and_every_form_of_sums_and_pairs_has_a_case() -> None:
 CASES_AND_SIDES = [(case, side) for case in fuzz.CASES for side in fuzz.sides(case)]
 
 
-@pytest.mark.few(8)
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("case", "side"), CASES_AND_SIDES)
 def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> None:
     with fuzz.brief_estimator():

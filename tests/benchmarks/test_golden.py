@@ -72,19 +72,6 @@ def _reason(case: golden.Case) -> str:
     return re.sub(r"send \w+ by itself \(\w+\)", "send FIELD by itself (METHOD)", reason)
 
 
-def test_runs_are_equal_to_the_last_bit_in_processes_that_order_sets_differently(
-    tmp_path: Path,
-) -> None:
-    out = str(tmp_path / "record.json")
-    chosen = ["--only", "hidden, secagg noised"]
-    first = run("--out", out, *chosen, hash_seed="0")
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("2 cases, 0 of them refused")
-    second = run("--compare", out, "--reference", str(REFERENCE), *chosen, hash_seed="1")
-    assert second.stdout.endswith("nothing differs\n")
-    assert second.returncode == 0
-
-
 @pytest.mark.parametrize("column", RECORD)
 def test_whatever_differs_by_a_bit_is_named(column: str) -> None:
     after = {"one, plain": {**RECORD, column: "other"}}

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,27 @@ def told(pieces: list[Piece], budget: Budget) -> list[dict[str, Any]]:
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+@pytest.mark.parametrize(("waits", "beyond"), [(0, 0), (7, 0), (9, 2)])
+def test_waits_for_cuda_are_counted(
+    waits: int, beyond: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stub in the place of CUDA, which warns as torch does."""
+    modes: list[str] = []
+
+    class Trainer:
+        start = torch.zeros(3)
+
+        def train(self, starts: Any, clients: Any, plan: Any, step: int) -> None:
+            for _ in range(waits if modes == ["warn"] else 1):
+                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    monkeypatch.setattr(checks, "cohort", lambda *of: Trainer())
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with pytest.warns(UserWarning, match="synchronizing"):  # outside what is counted
+        assert checks.waited(checks.PLAN, 7, torch.device("cuda", 0)) == beyond
+    assert modes == ["warn", "default"]
 
 
 def test_what_does_not_fit_is_skipped_and_said_and_what_is_cheaper_goes_on() -> None:

@@ -16,6 +16,7 @@ from securecluster.protocols.registry import PROTOCOLS
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "3"]
 
 
+@pytest.mark.always
 @pytest.mark.usefixtures("pictures")
 def test_the_run_folder_holds_what_the_contract_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -84,6 +85,7 @@ def test_what_its_owner_alone_may_read_is_said_to_be_uncovered(tmp_path: Path) -
     assert {top for top in tops if top not in said} == set()
 
 
+@pytest.mark.always
 # which needs positions: see tests/cli/test_nsim_run.py
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.few(1)

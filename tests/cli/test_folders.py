@@ -136,7 +136,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.few(5)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "share", [0.0, exhaustive(0.2), exhaustive(0.5), exhaustive(0.7), 0.95, 1.0]
 )

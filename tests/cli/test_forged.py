@@ -83,6 +83,8 @@ def check(folder: Path, name: str, commands: list[list[str]], capsys: Any) -> li
     return codes
 
 
+@pytest.mark.always
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("name", ["result.json", "config.json"])
 def test_every_entry_of_a_run_is_read_with_its_type(
@@ -196,6 +198,8 @@ JUNK = {
 }  # fmt: skip
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("junk", JUNK)
 def test_every_file_of_a_run_may_hold_anything(
     junk: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -25,6 +25,8 @@ def words(text: str) -> str:
     return re.sub(r"[│\s]+", " ", html.unescape(text))
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("switch", "said"), SWITCHES)
 def test_every_output_of_a_run_says_it(
     switch: list[str],

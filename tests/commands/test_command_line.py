@@ -201,6 +201,7 @@ def test_the_list_has_the_models_that_there_are() -> None:
     assert sorted(MODELS) == sorted(names())
 
 
+@pytest.mark.always
 def test_the_list_and_help_load_little() -> None:
     code = """
 import sys

@@ -124,6 +124,7 @@ NOISY_RUNS = [run for run in RUNS if run[2].get("noise")]
 OTHERS = [run for run in RUNS if run not in COVERED]
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("protocol", "mask", "params"),

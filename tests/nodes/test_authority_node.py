@@ -246,6 +246,8 @@ class Asking:
         return getattr(self.inner, name)
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("then", ["", "identity", "spectral"])
 def test_the_node_tells_labels_and_no_r(then: str, federation: Federation, tmp_path: Path) -> None:
     def asks_for_r(call: Call) -> Call:

@@ -31,7 +31,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from securecluster import Federation, LabelSwap, Settings, load
+from benchmarks.apps import preloaded
+from securecluster import IFCA, Federation, ForeignModel, LabelSwap, Settings, load  # noqa: F401
 from securecluster.cli.main import main
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import unpack
@@ -51,7 +52,7 @@ pytestmark = pytest.mark.exhaustive
 
 SMALL: dict[str, Any] = {"epochs": 1, "model": "linear", "aggregation": "secagg"}
 TASK = """\
-from securecluster import CFL, FedAvg, Federation, LabelSwap, OneShot, Signature
+from securecluster import IFCA, CFL, FedAvg, Federation, ForeignModel, LabelSwap, OneShot, Signature
 
 protocol = {protocol}
 
@@ -182,12 +183,15 @@ class Deployment:
 
     Args:
         folder: for all of their files.
+        programs: folder of programs that stand for Flower's.
         protocol: Python of the protocol.
         clients: number of nodes.
         seconds: that the server waits for a call.
     """
 
-    def __init__(self, folder: Path, protocol: str, clients: int, seconds: float) -> None:
+    def __init__(
+        self, folder: Path, programs: Path, protocol: str, clients: int, seconds: float
+    ) -> None:
         self.folder = folder
         self.clients = clients
         self.seconds = seconds
@@ -197,7 +201,11 @@ class Deployment:
         assert main(["flower-init", str(self.project)]) == 0
         (self.project / "hospitals" / "task.py").write_text(TASK.format(protocol=protocol))
         self.ports = [free_port() for _ in range(clients + 1)]
-        self.environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "home")}
+        self.environment = {
+            **ENVIRONMENT,
+            "PATH": f"{programs}{os.pathsep}{ENVIRONMENT['PATH']}",
+            "FLWR_HOME": str(folder / "home"),
+        }
         write_certificate(folder)
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(
@@ -358,12 +366,25 @@ class Deployment:
         return state
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a folder with a `flwr-clientapp` whose every start is a fork."""
+    folder = tmp_path_factory.mktemp("programs")
+    name, door = "flwr-clientapp", folder / "door"
+    command = [sys.executable, "-m", "benchmarks.apps.preloaded", str(door), name]
+    preloaded.stub(door, folder, name)
+    process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, start_new_session=True)
+    waited(door.exists, "program that is imported")
+    yield folder
+    end_session(process)
+
+
 @pytest.fixture
-def deployed(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
+def deployed(tmp_path: Path, programs: Path) -> Iterator[Callable[..., Deployment]]:
     made: list[Deployment] = []
 
     def deploy(protocol: str, clients: int, seconds: float) -> Deployment:
-        made.append(Deployment(tmp_path, protocol, clients, seconds))
+        made.append(Deployment(tmp_path, programs, protocol, clients, seconds))
         made[-1].begin_all()
         return made[-1]
 
@@ -484,6 +505,34 @@ def test_private_signatures_of_nodes_that_are_often_away(
     # what each client released by its own ledger, which counts replies that came too late
     for i in range(5):
         assert main(["node", "ledger", str(deployment.node_of(i))]) == 0
+
+
+def test_the_jax_example_runs_on_agents_whose_training_is_in_a_python_without_torch(
+    deployed: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    """Models and scores are those of the example in this process."""
+    pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+    page = (ROOT / "docs" / "other-frameworks.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (example,) = (one for one in blocks if "def train_in_jax" in one)
+    functions = example.split("ifca = ")[0].replace("from securecluster import IFCA", "# ")
+    wards = tmp_path / "wards.py"
+    wards.write_text(f"{functions}\ntrain, outputs = train_in_jax, logits\n")
+    python = tmp_path / "python"
+    blocked = 'import runpy, sys; sys.modules["torch"] = None; sys.argv = sys.argv[2:]; '
+    run = 'runpy.run_path(sys.argv[0], run_name="__main__")'
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -I -c '{blocked}{run}' \"$@\"\n")
+    python.chmod(0o755)
+    protocol = (
+        f"IFCA(k=2, starts=1, rounds=2, epochs=1, aggregation='secagg', "
+        f"model=ForeignModel.of_file({str(wards)!r}, {str(python)!r}))"
+    )
+    deployment = deployed(protocol, 3, seconds=120)
+    deployment.begin_run()
+    deployment.wait_for_end()
+    method = eval(protocol)
+    fitted = check_same(deployment, method)
+    assert fitted.refused_ == {}
 
 
 def check_sums(deployment: Deployment, method: ClusteringProtocol, fitted: Any) -> list[int]:

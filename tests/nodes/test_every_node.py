@@ -78,7 +78,8 @@ def run(
         return half.final_state(half.started()), half
 
 
-@pytest.mark.few(3)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_node_that_forgets_and_hears_all_twice_makes_the_run_in_this_process(
     name: str, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

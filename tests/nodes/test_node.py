@@ -127,7 +127,8 @@ def rebuilt(node: Node, frame: bytes) -> bytes:
     return again.answer(frame)
 
 
-@pytest.mark.few(5)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:on their own test samples")  # after a short run
 @pytest.mark.parametrize("name", EQUAL)
 def test_a_run_on_nodes_that_are_started_for_each_message_is_the_run_in_this_process(
@@ -269,6 +270,7 @@ def test_an_owner_s_epsilon_ends_the_run_at_its_node(
     assert all(0 < node.spent()["client"] <= 6.0 for node in nodes)
 
 
+@pytest.mark.always
 def test_a_target_holds_over_restarts_of_the_node(
     federation: Federation, enrolled: Enrolled, tmp_path: Path
 ) -> None:
@@ -290,6 +292,7 @@ def test_a_target_holds_over_restarts_of_the_node(
 # --- faults ---
 
 
+@pytest.mark.always
 def test_a_node_that_dies_before_its_reply_gives_the_same_reply_when_it_is_asked_again(
     federation: Federation, enrolled: Enrolled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

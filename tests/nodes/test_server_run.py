@@ -64,6 +64,8 @@ def key_of(name: str) -> bytes | None:
     return KEY if "central" in name else None
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_its_folder_is_read_as_any_run_s_and_has_nothing_of_clients(
     name: str, federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -194,6 +196,7 @@ def test_an_audit_needs_the_clients_data_and_works_with_it(
     assert results
 
 
+@pytest.mark.always
 @pytest.mark.usefixtures("own_secrets")
 def test_an_audit_needs_no_keys_of_clients(federation: Federation, tmp_path: Path) -> None:
     import securecluster

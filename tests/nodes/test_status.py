@@ -123,6 +123,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *folders: Path) -> tuple[str, li
     return text, contents
 
 
+@pytest.mark.always
 def test_status_and_events_say_what_happened_and_nothing_of_data(
     nodes: list[Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,8 @@ def door(node: Telling, leaving: Leaving) -> Callable[[bytes], bytes]:
     return answer
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
 @pytest.mark.parametrize("case", LEAVING)
 def test_a_sum_is_that_of_what_its_members_trained(

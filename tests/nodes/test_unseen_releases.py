@@ -193,6 +193,8 @@ PAIRS = [
 ]
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
 @pytest.mark.parametrize(("fault", "name"), PAIRS)
 def test_the_server_s_ledger_is_no_less_than_any_node_s(

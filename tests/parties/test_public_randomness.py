@@ -162,6 +162,7 @@ def test_a_server_s_seed_places_nobody(world: World) -> None:
     assert len({config["cohort_seed"] for config in configs} - {*isolating}) == 1
 
 
+@pytest.mark.always
 def test_clients_of_a_server_place_a_victim_as_often_as_chance_does(world: World) -> None:
     """They choose nonces by which they isolate it, if the others' are those that they guess."""
     draw = Draw(world.proposal().config, world.roster)

@@ -16,7 +16,7 @@ from torch import nn
 from securecluster import CFL, Federation, LabelSwap, at
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.parties import SERVER
-from securecluster.models.validation import prepare_module
+from securecluster.models.validation import build, prepare_module
 from securecluster.protocols import IFCA, ClusteringProtocol, FedAvg, Settings
 from securecluster.training import local_trainer
 from securecluster.training.local_trainer import LocalTrainer
@@ -163,7 +163,27 @@ def test_all_threads_and_clients_share_one_copy_of_the_frozen_part(
     # activations are of all layers, so frozen ones count for how many clients train together
     whole = sum(parameter.numel() for parameter in module.parameters())
     monkeypatch.setattr(local_trainer, "CPU_CHUNK", 3 * whole)
+    trainer = LocalTrainer(swapped, model, Randomness(0), cpu)
     assert trainer.models_in_chunk() == 3
+
+
+@pytest.mark.parametrize(
+    ("free", "kept", "most"),
+    [(1 << 40, 0, local_trainer.GPU_CHUNK), (3 << 30, 0, 1 << 26), (3 << 30, 1 << 30, 1 << 27)],
+)
+def test_as_many_models_train_together_as_a_gpu_has_free_memory_for(
+    free: int, kept: int, most: int, swapped: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stub in the place of CUDA."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 41))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: kept + 5)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
+    model = build("linear", (1, 8, 8), 10, Randomness(0))
+    trainer = LocalTrainer(swapped, model, Randomness(0), torch.device("cpu"))
+    trainer.device = torch.device("cuda", 0)
+    assert trainer.models_in_chunk() == most // 650
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 1))
+    assert trainer.models_in_chunk() == most // 650  # as at first
 
 
 def test_a_model_of_peft_is_taken_as_it_is(swapped: Federation, tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def test_one_masked_round_equals_a_plain_one(
 AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, MRMTL, NSIM, OneShot, PACFL, SRFCA, Signature)
 
 
-@pytest.mark.few(2)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("protocol", "mask"),
     cases.covering(
@@ -132,6 +133,7 @@ def test_nodes_with_one_client_each_mask_alike_behind_real_frames(
     conformance.check_nodes(partial(method, protocol), small, mask=mask)
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "model", "rounds", "masks"),
@@ -237,6 +239,7 @@ def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     )
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("protocol", "masks"),

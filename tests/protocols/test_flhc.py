@@ -255,6 +255,7 @@ def test_a_client_asked_again_may_be_lost_again_or_not() -> None:
     assert random_dropouts(0.5, Randomness(0))(call) == first
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mask", "params"),

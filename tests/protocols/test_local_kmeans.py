@@ -68,6 +68,7 @@ def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(
         )
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("seed", cases.seeds(1, of=3))
 def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     fitted = LocalKMeans(rounds=10).fit(Federation.simulate("digits", seed=seed))

@@ -167,6 +167,7 @@ def test_a_data_set_of_a_module_has_the_name_of_its_function(
     assert "unknown --data 'few'" in told and "is no function: name one that returns" in told
 
 
+@pytest.mark.always
 def test_it_is_checked_and_audited(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", PATH, "--only", "repeats"]) == 0
     assert main(["run", PATH, *SMALL, "--transcript", "full", "--out", "run"]) == 0

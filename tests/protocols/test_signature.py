@@ -259,6 +259,7 @@ def test_shares_of_classes_choose_the_kind(noise: float, shares: str, kind: str)
     assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == kind
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "scenario",
     [

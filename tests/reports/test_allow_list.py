@@ -149,6 +149,7 @@ def test_an_entry_that_nobody_listed_stays_at_any_depth(folder: Path, value: Any
                 assert "unlisted" not in text and WORD not in text, path
 
 
+@pytest.mark.always
 def test_a_bundle_has_no_entry_that_nobody_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

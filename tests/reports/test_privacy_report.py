@@ -105,6 +105,7 @@ def test_what_makes_epsilon_infinite_is_named(
     assert "infinite" in out and "without noise went" in out
 
 
+@pytest.mark.always
 def test_the_target_is_met_in_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, _ = told(
         ["flhc", *SMALL, "--pre-rounds", "1", "--clip", "1", "--target-epsilon", "8"],

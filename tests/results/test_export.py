@@ -66,7 +66,8 @@ def federation_for(kind: str) -> Federation:
     return Federation.from_arrays(sites, seed=0, **options)
 
 
-@pytest.mark.few(2)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "name"), NAMES)
 def test_every_network_runs_without_this_package(kind: str, name: str, tmp_path: Path) -> None:
     federation = federation_for(kind)

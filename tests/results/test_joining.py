@@ -148,7 +148,8 @@ class World:
 NEW = tuple(range(CLIENTS, CLIENTS + NEWCOMERS))
 
 
-@pytest.mark.few(5)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_newcomers_nodes_get_the_clusters_of_the_run_in_this_process(
     name: str, everyone: Federation, tmp_path: Path
@@ -242,6 +243,7 @@ def test_a_newcomer_joins_again_from_the_root_of_the_tree(
     assert world.joined(5).labels == (first,)
 
 
+@pytest.mark.always
 def test_releases_of_newcomers_are_in_the_folder_and_on_their_own_ledgers(
     everyone: Federation, tmp_path: Path
 ) -> None:

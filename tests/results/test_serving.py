@@ -104,6 +104,8 @@ CASES = {
 }
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore")  # of the scales, and of the exporter of graphs
 def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> None:

@@ -211,6 +211,8 @@ def revealed(transcript: Transcript) -> dict[tuple[int, int], tuple[set[int], se
     return told
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_the_run_goes_on_without_who_forged_a_reply(
     name: str, federation: Federation, tmp_path: Path
@@ -248,6 +250,7 @@ def test_a_simulation_ends_whose_user_is_both_sides(
         world.run()
 
 
+@pytest.mark.always
 def test_two_of_seven_who_alter_shares_change_nothing(
     federation: Federation, tmp_path: Path
 ) -> None:

@@ -119,6 +119,8 @@ def test_a_run_that_was_stopped_after_its_rounds_goes_on_before_what_followed(
     same(small("ifca", 5).fit(DATA, SEEDED, folder=tmp_path), in_one)
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -130,6 +130,7 @@ def test_each_run_replays_and_resumes_by_itself(
     )
 
 
+@pytest.mark.always
 def test_each_protocol_has_the_mean_scores_of_its_run(whole: Path) -> None:
     for row in json.loads((whole / "compare.json").read_text())["protocols"]:
         fitted = load(whole / row["protocol"])

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import securecluster
 from securecluster.cli.main import main
 from securecluster.core import manifest
 from securecluster.data.simulation import Simulation
-from securecluster.errors import RunFolderError
+from securecluster.errors import RunFolderError, UsageError
 from securecluster.folders import run_folder
 from securecluster.studies import (
     field_figures,
@@ -27,6 +28,7 @@ from securecluster.studies import (
 from securecluster.studies.field_plan import Plan, Setting
 from securecluster.studies.sweep_plan import Cell, Variant
 
+VERSION = securecluster.__version__
 TINY = tuple(
     Setting(
         name,
@@ -140,6 +142,21 @@ def test_a_killed_field_goes_on_and_does_no_run_twice(
     assert _rows(out / "runs.csv") == _rows(whole / "runs.csv")
 
 
+def test_python_goes_on_in_the_folder_of_the_command_and_returns_its_runs(whole: Path) -> None:
+    options: dict[str, Any] = {"quick": True, "beside": ["fedavg", "finetune", "hidden"]}
+    options |= {"epsilon": [8], "seeds": 2, "settings": ["swaps"]}
+    found = securecluster.field(["flexcfl:FlexCFL"], folder=whole, **options)
+    assert list(found.columns) == list(field_stored.COLUMNS)
+    written = [row["accuracy"] for row in _rows(whole / "runs.csv")]
+    assert ["" if value != value else str(value) for value in found["accuracy"]] == written
+    with pytest.raises(UsageError, match=r"epsilon is a list: give \[8\]"):
+        securecluster.field(folder=whole, epsilon=8)
+    with pytest.raises(UsageError, match="unknown option 'epsilons': did you mean 'epsilon'"):
+        securecluster.field(folder=whole, epsilons=[8])
+    with pytest.raises(UsageError, match="exists and is not empty"):
+        securecluster.field(["flexcfl:FlexCFL"], folder=whole, **{**options, "seeds": 1})
+
+
 def test_a_full_disk_says_how_to_go_on_and_changed_files_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +259,7 @@ def _lines(plan: Plan, scores: dict[str, Sequence[float]]) -> list[dict[str, Any
             line |= {"target_epsilon": 1.0, "status": "done", "epsilon": 0.99, "dp_unit": "example"}
             line |= {"ari": score, "accuracy": score, "up": 10.0, "down": 6.0, "clients": 4}
             line |= {"rounds": 2, "tuned_alone": 0, "program": programs[variant.protocol]}
+            line["version"] = f"{VERSION}+c0ffee"
             lines.append(line)
     return lines
 
@@ -295,7 +313,7 @@ def test_a_verdict_that_no_seeds_could_give_is_not_given(seeds: int) -> None:
         assert verdicts == {"better"} and "cannot" not in text
 
 
-def test_stored_rows_take_the_place_of_runs_and_say_when_they_are_older(tmp_path: Path) -> None:
+def test_stored_rows_take_the_place_of_runs_and_say_their_version(tmp_path: Path) -> None:
     plan = _plan()
     scores = {name: [0.5] * 12 for name in ("mine", "fedavg", "local")}
     lines = [line for line in _lines(plan, scores) if line["variant"] != "mine"]
@@ -309,11 +327,11 @@ def test_stored_rows_take_the_place_of_runs_and_say_when_they_are_older(tmp_path
     assert {cell.variant.protocol for cell in with_stored.tuning()} == {"ifca"}
     assert field_stored.used(with_stored, stored) == stored
     levels = field_report.levels_of(with_stored, stored)
-    assert not any("older" in note for note in field_report.notes(with_stored, levels))
-    stored[3]["program"] = "another"
+    assert field_report.of_version(levels) == [f"stored results are of version {VERSION}+c0ffee"]
+    stored[3]["version"] = "0.0.1+dead"
     levels = field_report.levels_of(with_stored, stored)
-    older = [note for note in field_report.notes(with_stored, levels) if "older" in note]
-    assert len(older) == 1 and "fedavg are older" in older[0] and "local" not in older[0]
+    older = f"stored results are of version 0.0.1+dead, and this is {VERSION}: --fresh runs them"
+    assert any(note.startswith(older) for note in field_report.notes(with_stored, levels))
     # other data, other settings, or a seed more
     assert not field_stored.complete(replace(plan, digests=("e",)), stored)
     assert not field_stored.complete(replace(plan, dp_unit="client"), stored)

@@ -805,6 +805,7 @@ def test_a_sweep_over_ones_own_columns_is_gone_on_with(tmp_path: Path) -> None:
     assert _timeless(out / "runs.csv") == lines
 
 
+@pytest.mark.always
 @pytest.mark.usefixtures("no_drawings")
 def test_a_stopped_sweep_goes_on_and_does_no_run_twice(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

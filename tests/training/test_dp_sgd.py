@@ -601,6 +601,7 @@ def test_noise_has_the_variance_that_is_priced() -> None:
     assert (torch.corrcoef(torch.stack(drawn)) - torch.eye(3)).abs().max() < 5 / np.sqrt(4000)
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("batch", [5, 2])
 def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     """Of five examples one has a gradient, of a known direction and longer than C: along it, T
@@ -628,6 +629,7 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     assert stats.kstest(along, stats.norm(0, std).cdf).pvalue < 1e-6  # without the example
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change", [{}, {"momentum": 0.9}, {"steps": 1, "momentum": 0.5}, {"batch_size": 20}], ids=str

@@ -73,8 +73,8 @@ TRAININGS: dict[str, tuple[dict[str, Any], int, int]] = {
     "sgd": (PLAN, 17, 0),
     "momentum": ({**PLAN, "momentum": 0.5}, 23, 0),
     "adam": ({**PLAN, "optimizer": "adam"}, 47, 0),
-    "clipped": (PRIVATE, 31, 1),
-    "noise": ({**PRIVATE, "noise": 1.0}, 40, 1),
+    "clipped": (PRIVATE, 41, 1),
+    "noise": ({**PRIVATE, "noise": 1.0}, 50, 1),
 }
 
 

@@ -173,7 +173,7 @@ class PrivacyOptions(OptionGroup):
             facts: of the clients and their data.
 
         Returns:
-            The method itself where nothing is chosen.
+            The method itself where it has no target, or its options were chosen before.
         """
         from securecluster.protocols.common.options.target_defaults import chosen_for
 

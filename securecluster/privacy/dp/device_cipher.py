@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterWarning
 from securecluster.privacy.dp.grid_noise import ERROR, HALF, TAIL
-
-T = TypeVar("T")
 
 # "expand 32-byte k", the first words of a state (RFC 8439, section 2.3)
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
@@ -291,30 +289,6 @@ def _any_toolkit() -> Iterator[None]:
         cpp_extension.CUDA_HOME = home
 
 
-def usable(purpose: str, make: Callable[[], T], right: Callable[[T], bool]) -> T | None:
-    """Return compiled kernels, or None with a warning where they are not to be had or wrong.
-
-    Args:
-        purpose: what they compute, in words.
-        make: compiles them.
-        right: whether they compute what torch's operations do.
-    """
-    try:
-        kernels = make()
-        if right(kernels):
-            return kernels
-        reason = "they differ from torch's operations"
-    except Exception as error:  # no NVRTC, an older torch, a driver that takes no such code
-        reason = f"{type(error).__name__}: {error}"
-    warnings.warn(
-        f"compiled kernels for {purpose} cannot be used on this GPU ({reason}): torch's operations "
-        "take their place, with the same results and more launches a step",
-        SecureClusterWarning,
-        stacklevel=2,
-    )
-    return None
-
-
 @functools.cache
 def _kernels(index: int) -> Kernels | None:
     """Return the compiled kernels of a CUDA device, or None where they are not to be had or wrong.
@@ -323,9 +297,20 @@ def _kernels(index: int) -> Kernels | None:
         index: number of the device.
     """
     device = torch.device("cuda", index)
-    return usable(
-        "noise", lambda: Kernels(compiled(device, KERNELS)), lambda kernels: kernels.right(device)
+    try:
+        kernels = Kernels(compiled(device, KERNELS))
+        if kernels.right(device):
+            return kernels
+        reason = "they differ from torch's operations"
+    except Exception as error:  # no NVRTC, an older torch, a driver that takes no such code
+        reason = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"compiled kernels for noise cannot be used on this GPU ({reason}): torch's operations "
+        "take their place, with the same results and more launches a step",
+        SecureClusterWarning,
+        stacklevel=2,
     )
+    return None
 
 
 def by_operations(

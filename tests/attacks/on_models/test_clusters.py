@@ -55,6 +55,7 @@ def test_sums_leave_no_updates_to_compare(federation: Federation) -> None:
     assert "know no clusters" in result_of(ClusterIdentity(), fitted, federation)
 
 
+@pytest.mark.always
 def test_a_server_that_is_told_choices_knows_clusters_until_sums_hide_them(
     federation: Federation,
 ) -> None:

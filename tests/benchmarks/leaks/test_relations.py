@@ -179,6 +179,8 @@ def test_every_release_of_every_protocol_has_a_world(monkeypatch: pytest.MonkeyP
     assert tested == set(MECHANISMS)
 
 
+@pytest.mark.always
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize(
     ("n", "draws"), [(4, 200), cases.exhaustive(2, 4000), cases.exhaustive(10, 4000)]
@@ -199,6 +201,8 @@ def test_claims_hold_where_a_unit_is_blanked_or_replaced(name: str, n: int, draw
             assert found[REPLACED].claimed == pytest.approx(claimed, rel=1e-6)
 
 
+@pytest.mark.always
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [name for name, one in MECHANISMS.items() if one.gaussian])
 def test_half_of_the_noise_is_refuted(name: str) -> None:
     (found,) = MECHANISMS[name].audits(4, 1.0, 160, 0.99, (BLANKED,), noise=0.5).values()

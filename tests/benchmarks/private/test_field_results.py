@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.private import field_results
+from securecluster import __version__
 from securecluster.studies import field_stored, sweep_tables
 
 
@@ -29,6 +30,8 @@ def test_new_rows_replace_those_of_the_same_run_alone(tmp_path: Path) -> None:
         ("other", 4.0, 1): 0.3,
     }
     assert {row["seconds"] for row in _read(stored)} == {None}
+    versions = {row["accuracy"]: row["version"] for row in _read(stored)}
+    assert versions[0.7] == f"{__version__}+{field_results.commit()}" and versions[0.2] is None
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

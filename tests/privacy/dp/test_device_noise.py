@@ -22,13 +22,7 @@ from torch.utils import cpp_extension
 
 from securecluster.errors import SecureClusterWarning
 from securecluster.privacy.dp import device_cipher, device_noise
-from securecluster.privacy.dp.device_cipher import (
-    Kernels,
-    by_operations,
-    gaussians,
-    keystream,
-    usable,
-)
+from securecluster.privacy.dp.device_cipher import Kernels, by_operations, gaussians, keystream
 from securecluster.privacy.dp.device_noise import Tags, add_noise
 from securecluster.privacy.dp.grid_noise import rounded
 from securecluster.privacy.dp.noise_streams import NoiseStreams
@@ -263,15 +257,22 @@ def test_wrong_kernels_are_not_used(compiled: Callable[[str], Any], changed: str
     assert not Kernels(other).right(CPU)
 
 
-def test_kernels_that_cannot_be_used_are_told_of() -> None:
-    def missing() -> str:
+def test_kernels_that_cannot_be_used_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(device: torch.device, source: str) -> Callable[[str], Callable[..., None]]:
         raise RuntimeError("no compiler here")
 
-    assert usable("noise", lambda: "kernels", lambda _: True) == "kernels"
+    find = device_cipher._kernels.__wrapped__
+    monkeypatch.setattr(device_cipher, "compiled", missing)
     with pytest.warns(SecureClusterWarning, match=r"for noise .*RuntimeError: no compiler here"):
-        assert usable("noise", missing, lambda _: True) is None
-    with pytest.warns(SecureClusterWarning, match="they differ from torch's operations"):
-        assert usable("noise", lambda: "kernels", lambda _: False) is None
+        assert find(0) is None
+    monkeypatch.setattr(device_cipher, "compiled", lambda device, source: lambda name: None)
+    for same in (True, False):
+        monkeypatch.setattr(Kernels, "right", lambda kernels, device, same=same: same)
+        if same:
+            assert isinstance(find(0), Kernels)
+            continue
+        with pytest.warns(SecureClusterWarning, match="they differ from torch's operations"):
+            assert find(0) is None
 
 
 @pytest.mark.parametrize("home", [None, "/a/toolkit"])

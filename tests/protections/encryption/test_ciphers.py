@@ -89,7 +89,8 @@ def integers_under(largest: int, slots: int, members: int) -> tuple[Any, Any]:
     return rows, rows.sum(0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("members", MEMBERS)
 def test_the_noise_of_ciphertexts_is_as_derived(members: int) -> None:
     """The standard deviation of a slot is N √m / (6 Δ).
@@ -178,6 +179,7 @@ def refusals(cipher: SecretCipher, data: bytes, slot: int, flooded: bool) -> flo
 PLAIN = Textbook(4096, (53, 53), scale_bits=40)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flooded", [False, True])
 def test_refusals_tell_nothing_of_the_error_of_a_slot_once_it_is_flooded(flooded: bool) -> None:
     """Without flooding 12 of them find it to a thousandth of a step; with it they find the noise.

@@ -147,6 +147,8 @@ def test_tails_are_those_of_scipy(n: int) -> None:
         assert ours == pytest.approx(theirs, rel=1e-8, abs=1e-280)
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("plan", [Plan(2), Plan(2, 0.3, 0.0), Plan(3, 0.0, 0.25)])
 def test_a_client_has_no_more_neighbours_in_a_smaller_sum(plan: Plan) -> None:
     degrees = [plan.degree_and_threshold(count)[0] for count in range(3, 450)]

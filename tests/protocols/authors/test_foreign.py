@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,7 +176,8 @@ def fitted(name: str, params: dict[str, Any], model: Any, federation: Federation
     return protocol.fit(federation, SETTINGS)
 
 
-@pytest.mark.few(7)
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_numpy_by_hand_equals_torch(case: str, federation: Federation) -> None:
     name, params = CASES[case]
@@ -187,6 +190,81 @@ def test_numpy_by_hand_equals_torch(case: str, federation: Federation) -> None:
     np.testing.assert_allclose(foreign.scores_, ours.scores_)
     events = [event.mechanism for event in ours.kept_.learned.network.ledger.events]
     assert [event.mechanism for event in foreign.kept_.learned.network.ledger.events] == events
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the program of a Python that has no torch."""
+    program = tmp_path_factory.mktemp("bin") / "python"
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -I -c \'import runpy, sys; sys.modules["torch"] = None; '
+        'sys.argv = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name="__main__")\' "$@"\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+FILE = """
+import numpy as np
+
+CLASSES, FEATURES = 10, 64
+try:
+    import torch
+except ImportError:
+    print("what a file prints is no message")
+else:
+    raise RuntimeError("this Python has torch")
+
+
+"""
+
+
+@pytest.mark.parametrize("case", ["cfl-gradient", "ifca-secure"])
+def test_functions_in_a_python_without_torch_are_those_in_this_one(
+    case: str, federation: Federation, without_torch: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "wards.py"
+    sources = "\n\n".join(map(inspect.getsource, (draw, outputs, train)))
+    header = "from __future__ import annotations\n" + FILE
+    path.write_text(header + sources.replace("def draw", "def start"))
+    name, params = CASES[case]
+    here = fitted(name, params, ForeignModel(draw, train, outputs), federation)
+    there = fitted(name, params, ForeignModel.of_file(path, without_torch), federation)
+    assert torch.equal(there.client_models_.values, here.client_models_.values)
+    assert list(there.labels_) == list(here.labels_) and there.bytes_ == here.bytes_
+    np.testing.assert_array_equal(there.scores_, here.scores_)
+    with pytest.raises(UsageError, match="this Python has torch"):
+        ForeignModel.of_file(path, sys.executable)
+
+
+FAULTS = {
+    "start = [np.zeros(3)]": "it has no train, and needs start and train",
+    "start = 1\ntrain = print": "start gave int, and not a list of arrays",
+    "raise ValueError('no data here')": "wards.py in .*python: ValueError: no data here",
+    "start = [np.zeros(3)]\ntrain = lambda *a: 1 / 0": "client 0: wards.py.*division by zero",
+    "start = [np.zeros(3)]\ntrain = lambda *a: None": "train gave NoneType, and not a list",
+    "import os\nstart = [np.zeros(3)]\ntrain = lambda *a: os._exit(3)": "ended with code 3 before",
+    "start = [np.array([object()])]\ntrain = print": "Object arrays cannot be saved",
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_faults_of_a_file_are_told_in_a_sentence(
+    text: str, federation: Federation, without_torch: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "wards.py"
+    path.write_text(f"import numpy as np\n{text}\n")
+    with pytest.raises(UsageError, match=FAULTS[text]):
+        fitted("fedavg", {}, ForeignModel.of_file(path, without_torch), federation)
+
+
+def test_a_file_or_a_python_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "wards.py"
+    with pytest.raises(UsageError, match="there is no file"):
+        ForeignModel.of_file(path, sys.executable)
+    path.write_text("")
+    with pytest.raises(UsageError, match="nowhere/python does not start"):
+        ForeignModel.of_file(path, "nowhere/python")
 
 
 @pytest.mark.parametrize("case", ["cfl-secure", "ifca", "signature-secure"])

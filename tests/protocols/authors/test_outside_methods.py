@@ -332,6 +332,7 @@ def test_what_clients_keep_survives_a_checkpoint() -> None:
     assert one.client.moved.values.norm() > 0
 
 
+@pytest.mark.always
 def test_each_node_keeps_its_own_row() -> None:
     _, nodes = serve_nodes(made(FeSEM), RUN)
     together: Any = serve(made(FeSEM), RUN).endpoint.client

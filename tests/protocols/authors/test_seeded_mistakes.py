@@ -127,6 +127,7 @@ def fit(kind: type[ClusteringProtocol], **params: Any) -> None:
     kind(**params).fit(small_clients())
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("mistake", MOST, ids=lambda mistake: mistake.kind.__name__)
 def test_a_mistake_is_caught_by_a_sentence(mistake: Mistake) -> None:
     if mistake.caught in CHECKS:

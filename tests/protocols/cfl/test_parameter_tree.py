@@ -156,6 +156,7 @@ def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
         assert len(path) > 1
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mask", "average"),

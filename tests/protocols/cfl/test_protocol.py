@@ -32,6 +32,7 @@ def heard(members: list[int], replied: list[int], **norms: float) -> SplitStatis
     return SplitStatistics(0, members, evidence, evidence, **norms)
 
 
+@pytest.mark.always
 # ten seeds: benchmarks/clusters/seeds.py
 @pytest.mark.parametrize("seed", cases.seeds(1, of=10))
 def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:

@@ -160,6 +160,7 @@ def test_the_choice_searches_for_no_exact_noise(
     assert chosen_for(made, digits.facts)["clip"] == 1.0
 
 
+@pytest.mark.always
 def test_the_noise_of_a_run_is_no_estimate(digits: Federation) -> None:
     for options in ({}, {"dp_unit": "example"}):
         made = FedAvg(target_epsilon=4.0, rounds=5, model="linear", **options)

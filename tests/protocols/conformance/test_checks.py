@@ -13,13 +13,15 @@ from mistaken import FixedNoise, Global, Loud, Unmasked, UnusedNoise
 
 from securecluster.errors import UsageError
 from securecluster.messaging.receipts import GAUSSIAN, Receipt
-from securecluster.protocols import IFCA, CLoVE, FedAvg, Local, conformance
+from securecluster.protocols import IFCA, CLoVE, FedAvg, FineTune, Local, conformance
 from securecluster.protocols.conformance import CHECKS, ConformanceError, check
 from securecluster.runtime.call_context import Releases
 
-OWN = [p for p in cases.EVERY_PROTOCOL if p not in (CLoVE, IFCA)]
+# the cheapest one first, which runs by default
+OWN = [FineTune, *(p for p in cases.EVERY_PROTOCOL if p not in (CLoVE, IFCA, FineTune))]
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", OWN)
 def test_a_protocol_of_this_project_passes_every_check(protocol: Protocol) -> None:

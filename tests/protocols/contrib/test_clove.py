@@ -129,6 +129,8 @@ class PlainLoop:
         return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("k", "rounds", "mask"), [(2, 6, "none"), (2, 6, "rotation"), (3, 5, "permutation")]
 )

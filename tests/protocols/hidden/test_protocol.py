@@ -335,6 +335,7 @@ def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
     check_resume(run, tmp_path / "run")
 
 
+@pytest.mark.always
 def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
     federation: Federation, tmp_path: Path
 ) -> None:

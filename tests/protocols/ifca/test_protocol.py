@@ -280,6 +280,7 @@ def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
     )
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
 def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> None:

@@ -122,6 +122,7 @@ def test_rebalancing_costs_nothing(unit: str, small: Federation) -> None:
     assert moved.ledger_.epsilon == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rebalance", [0, 2])
 def test_a_total_target_holds_with_nothing_unpriced(rebalance: int, small: Federation) -> None:
     options: dict[str, Any] = {"dp_unit": "example", "clip": 1.0, "target_epsilon": 4.0}

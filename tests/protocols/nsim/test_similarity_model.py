@@ -46,6 +46,7 @@ def fitted() -> Fitted:
     return fit(rows, similarity, Randomness(0), search=False, grid=(QUICK,), networks=2)
 
 
+@pytest.mark.always
 def test_a_known_similarity_is_learned_for_users_that_were_never_seen(fitted: Fitted) -> None:
     assert fitted.pearson > 0.95 and fitted.pearson_pairs > 0.95
     rows, similarity = places(30, 1)

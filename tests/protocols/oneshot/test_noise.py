@@ -382,6 +382,7 @@ def test_nodes_with_one_client_each_draw_the_same_noise_behind_real_frames(
     torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
 
 
+@pytest.mark.always
 def test_a_target_is_reached_with_the_gram_matrix_in_it(tasks: Federation) -> None:
     fitted = OneShot(
         rounds=2, tasks=2, clip=1.0, target_epsilon=6.0, dp_unit="client", model="linear"

@@ -142,7 +142,8 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 2, cases.exhaustive(3)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_killed_run_that_repeats_every_bit_ends_with_the_ledger_of_one_that_was_left_alone(

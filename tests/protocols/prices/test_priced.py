@@ -157,6 +157,7 @@ def test_what_clients_and_newcomers_do_is_priced_as_it_was(
     check(fitted.joined_.ledger, spy, unit)
 
 
+@pytest.mark.always
 def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, spy: Spy) -> None:
     """The client has moved its model, which it hands in later."""
     made = method("local-kmeans", dp_unit="example", local_rounds=2)
@@ -201,6 +202,7 @@ def audited(z: float) -> tuple[Audit, Any]:
     return lower_bound(*((rows * along).sum(1).numpy() for rows in (there, gone))), fitted
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("halved", [False, True])
 def test_an_audit_of_a_whole_run_stays_below_its_epsilon_and_finds_half_the_noise(
     halved: bool, monkeypatch: pytest.MonkeyPatch

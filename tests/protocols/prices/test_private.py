@@ -217,7 +217,8 @@ def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
     assert posted
 
 
-@pytest.mark.few(6)
+@pytest.mark.always
+@pytest.mark.few(2)
 @SOME
 def test_the_target_is_met_and_the_noise_is_not_wasted(
     name: str, way: str, small: Federation

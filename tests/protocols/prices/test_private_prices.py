@@ -118,7 +118,8 @@ def test_a_run_and_its_newcomers_cost_what_they_release(
     assert price.epsilon == pytest.approx(gaussian_epsilon(spent_by_newcomers), rel=1e-6)
 
 
-@pytest.mark.few(4)
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_the_target_holds_where_replies_are_lost(name: str, clients: Federation) -> None:
     method, own, _, _ = CASES[name]

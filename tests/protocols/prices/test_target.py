@@ -73,7 +73,8 @@ def priced(history: Any, delta: float) -> None:
     raise AssertionError("an accountant was asked")
 
 
-@pytest.mark.few(6)
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "way"), list(product(NAMES, EVERY_WAY)))
 def test_methods_stay_within_what_runs_without_data_released(
     name: str, way: str, small: Federation, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +113,8 @@ SUMS = {
 }
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", EVERY_WAY)
 def test_a_run_stops_before_a_release_that_nobody_counted(
     way: str, small: Federation, tmp_path: Path

@@ -147,6 +147,8 @@ def whole(request: pytest.FixtureRequest, federation: Federation) -> Whole:
     return run(request.param, federation, LOSSY)
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 def test_a_run_that_loses_replies_ends_with_models_or_a_sentence(whole: Whole) -> None:
     other = two_clusters(6, 20, seed=1)  # loses other replies
     for found in (whole, run(whole.cell, other, LOSSY)):

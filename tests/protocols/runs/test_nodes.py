@@ -596,6 +596,7 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     assert world.result().same_models(calm(name, mask)[0])
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(FEW, TWICE), *LASTING, *SECURED, *PADDED_TOO]

@@ -249,6 +249,7 @@ def test_a_folder_without_its_secret_is_read_and_neither_replayed_nor_audited(
         loaded.join(clients.select([0]))
 
 
+@pytest.mark.always
 def test_the_secret_is_in_its_file_alone(
     clients: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

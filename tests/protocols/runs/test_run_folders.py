@@ -121,6 +121,7 @@ def test_a_run_that_ended_is_loaded_and_nobody_trains_again(
     assert again.ledger_.events == first.ledger_.events
 
 
+@pytest.mark.always
 @pytest.mark.usefixtures("pictures")
 def test_what_fit_leaves_is_a_whole_run_folder(
     small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]

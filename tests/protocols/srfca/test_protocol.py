@@ -124,6 +124,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params",
@@ -326,6 +327,7 @@ def test_a_model_reaches_everyone_else_once_and_its_bytes_are_counted(two: Feder
     assert "losses" not in short(distance="l2").fit(two).bytes_["by_message"]
 
 
+@pytest.mark.always
 def test_what_leaves_a_client(two: Federation) -> None:
     def told(**params: Any) -> set[tuple[str, str]]:
         return {
