@@ -201,6 +201,7 @@ def test_the_table_of_rooms_has_no_cycle() -> None:
         seen.add(room)
 
 
+@pytest.mark.always
 def test_imports_point_down() -> None:
     assert offences(SOURCES) == []
 

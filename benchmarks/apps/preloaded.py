@@ -59,6 +59,14 @@ def start(path: Path, command: Sequence[str], environment: Mapping[str, str]) ->
         end.recv(1)
 
 
+def received(end: socket.socket) -> bytes:
+    """Return all that the other end of a connection sends."""
+    data = b""
+    while chunk := end.recv(1 << 16):
+        data += chunk
+    return data
+
+
 def reap() -> None:
     """Collect children that have ended, whose processor time is then this process's."""
     with suppress(ChildProcessError):
@@ -107,9 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             with end:
                 end.settimeout(None)
-                command, environment = json.loads(
-                    b"".join(iter(lambda end=end: end.recv(1 << 16), b""))
-                )
+                command, environment = json.loads(received(end))
                 if os.fork() == 0:
                     door.close()
                     end.close()

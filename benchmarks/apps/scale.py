@@ -56,7 +56,8 @@ WAYS = {
     "secagg": "securecluster FedAvg, secagg",
 }
 LOST = 0.1
-PATIENCE = 600.0  # seconds for a call, and for anything to happen
+PATIENCE = 600.0  # seconds for a call, and for a process to be there
+RUN = 3600.0  # seconds for a run
 TASK = """\
 from securecluster import FedAvg, Federation
 
@@ -201,10 +202,10 @@ def server_app(way: str) -> ServerApp:
                 patience=flower.Patience(call=PATIENCE),
                 report=lambda line: marks.mark(),
             )
-            away = [*fitted.dropped_.values(), *fitted.refused_.values()]
-            missed = [{int(number) for number in one} for one in away]
-            rounds_of = range(1, rounds + 1)
-            marks.end([clients - sum(k in one for one in missed) for k in rounds_of])
+            refused = [by for codes in fitted.refused_.values() for by in codes.values()]
+            away = [*fitted.dropped_.values(), *refused]
+            numbers = range(1, rounds + 1)
+            marks.end([clients - sum(number in one for one in away) for number in numbers])
         else:
             marks.end(flowers_rounds(counted, context, way == "secaggplus", marks))
 
@@ -257,12 +258,12 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def waited(condition: Callable[[], Any], what: str) -> None:
+def waited(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> None:
     """Wait until something is true."""
-    due = time.monotonic() + PATIENCE
+    due = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > due:
-            raise TimeoutError(f"no {what} within {PATIENCE:g} s")
+            raise TimeoutError(f"no {what} within {seconds:g} s")
         time.sleep(0.1)
 
 
@@ -397,7 +398,7 @@ class Deployment:
                 lines.append(json.loads(line) | {"processor": processor_seconds(self.mark)})
             return bool(lines) and "answered" in lines[-1]
 
-        waited(ended, "end of a run")
+        waited(ended, "end of a run", RUN)
         return lines
 
     def end(self) -> None:

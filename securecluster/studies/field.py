@@ -164,8 +164,8 @@ def _in_folder(
     parallel = Parallel(options.jobs)
     parallel.check()
     plan = _planned(_own(methods), options)
-    going_on = out is not None and not force and run_folder.is_run(out)
-    if going_on and run_folder.swept(out) == plan.content():
+    there = out is not None and not force and run_folder.is_run(out)
+    if out is not None and there and run_folder.swept(out) == plan.content():
         with run_folder.locked(out):
             return _carry_out(out, plan, parallel, quiet)
     run_folder.check_free(out, force)

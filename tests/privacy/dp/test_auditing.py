@@ -138,6 +138,7 @@ def test_rows_that_leave_their_clients_are_as_private_as_their_stages_say(
     assert 1 < audit.epsilon(DELTA) <= net.state.ledger.price(DELTA).epsilon
 
 
+@pytest.mark.always
 def test_half_the_noise_is_refuted() -> None:
     audit, net = gathered([Clip(NORM), Noise(NORM, Z)], kind=Halved)
     (event,) = net.state.ledger.events

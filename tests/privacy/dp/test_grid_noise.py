@@ -279,6 +279,7 @@ def right(
     return found
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("reader", [reachable, fits])
 def test_a_reader_of_exact_bits_is_at_chance(reader: Callable[[Row, Row, float], float]) -> None:
     """ε is 0.0125: even the best reader is right in half of all tries, up to less than one in a

@@ -169,6 +169,7 @@ def test_replacing_costs_what_each_release_says() -> None:
     assert found.epsilon > run.price(DELTA).epsilon
 
 
+@pytest.mark.always
 def test_replacing_an_example_of_sampled_batches_is_priced_with_what_else_is_released() -> None:
     # a release of z = 4, replaced at twice its sensitivity, and 200 steps of z = 1.1 at q = 0.05
     run = ledger(gaussian(4, (0,)), training((0,), z=1.1, batch=5, epochs=10), c0=100)

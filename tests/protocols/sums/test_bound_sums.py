@@ -165,6 +165,8 @@ def test_every_protocol_that_offers_secure_sums_is_among_these() -> None:
     assert offering <= {protocol_class(name) for name in PROTOCOLS}
 
 
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BOUND)
 def test_a_member_that_was_sent_one_other_bit_is_named(name: str, federation: Federation) -> None:
     done: list[str] = []

@@ -72,6 +72,7 @@ def solvable(made: Any, federation: Federation, step: str, first: int = 0) -> li
     return RowSpace(CLIENTS, lists).solvable
 
 
+@pytest.mark.always
 @pytest.mark.few(6)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", [*OVER_ALL, *BY_CLUSTER])

@@ -86,6 +86,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mask", "gone"),

@@ -215,6 +215,7 @@ def rows_of(served: Served) -> list[bytes]:
     return [row.numpy().tobytes()[:40] for row in replies_to(served, "relevance").row.values]
 
 
+@pytest.mark.always
 def test_the_servers_view_holds_no_row_and_no_secret_key(federation: Federation) -> None:
     plain = serve(make("oneshot", rounds=1), federation)
     rows = rows_of(plain)
