@@ -9,7 +9,7 @@ adjusted over all of its pairs and levels (Holm 1979).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from scipy import stats
@@ -99,33 +99,35 @@ def _of_level(
     return lines
 
 
-def losses_with_less_noise(rows: Sequence[Row]) -> list[str]:
+def losses_with_less_noise(rows: Sequence[Row], scores: Sequence[str] = ("ari",)) -> list[str]:
     """Return a sentence for each variant that is worse with less noise, where the seeds can tell.
 
     Args:
         rows: as `sweep_tables.tidy` returns them.
+        scores: columns of which more is better.
 
     Returns:
-        Of two neighbouring levels: those between which the mean ARI falls although there is less
-        noise, by more than the bootstrap interval of the paired differences; from five seeds on.
+        Of two neighbouring levels: those between which a mean falls although there is less noise,
+        by more than the bootstrap interval of the paired differences; from five seeds on.
     """
     done = [row for row in without_nan(rows) if row["status"] == "done"]
     sentences = []
-    for of_variant in groups(done, ("variant",)):
+    for of_variant, score in product(groups(done, ("variant",)), scores):
         levels = sorted(groups(of_variant, KEYS), key=noisiness, reverse=True)
         for noisier, quieter in pairwise(levels):
-            by_seed = {row["seed"]: row["ari"] for row in noisier if row["ari"] is not None}
+            by_seed = {row["seed"]: row[score] for row in noisier if row[score] is not None}
             differences = [
-                row["ari"] - by_seed[row["seed"]]
+                row[score] - by_seed[row["seed"]]
                 for row in quieter
-                if row["ari"] is not None and row["seed"] in by_seed
+                if row[score] is not None and row["seed"] in by_seed
             ]
             mean, low, high = mean_interval(differences)
             if mean is None or low is None or high is None or high >= 0:
                 continue
+            name = "ARI" if score == "ari" else score
             sentences.append(
                 f"{noisier[0]['variant']} is worse with less noise: from {_level(noisier)} to "
-                f"{_level(quieter)} its ARI falls by {-mean:.2f} ({-high:.2f} to {-low:.2f})"
+                f"{_level(quieter)} its {name} falls by {-mean:.2f} ({-high:.2f} to {-low:.2f})"
             )
     return sentences
 

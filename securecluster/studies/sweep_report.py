@@ -162,7 +162,8 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     for line in units_in_words(means):
         console.print(line)
     console.print(_thresholds_table(sweep_tables.thresholds(runs)))
-    worse = sweep_pairs.losses_with_less_noise(runs)
+    scores = ("ari", metric) if federation.objective.higher else ("ari",)
+    worse = sweep_pairs.losses_with_less_noise(runs, scores)
     for line in [*worse, *sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
         console.print(line)
     if find_spec("pyarrow") is None:

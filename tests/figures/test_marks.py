@@ -162,6 +162,14 @@ def test_equal_curves_and_marks_are_all_seen(drawn: dict[str, Any]) -> None:
     assert all(left < right for left, right in pairwise(methods)), "beside each other"
 
 
+def test_equal_marks_of_a_plan_are_beside_each_other() -> None:
+    rows = [forecast(2, (0.9, 1)) | {"protocol": name} for name in ("cfl", "ifca", "signature")]
+    panel = plan_figure.frontier(rows).axes[0]
+    places = [line.get_xdata()[0] for line in panel.get_lines()]
+    assert places[0] == 2 and all(left < right for left, right in pairwise(places))
+    assert places[-1] < 2.5, "nobody reads it at another level"
+
+
 def test_what_simulations_could_not_tell_is_hollow_and_scores_have_one_range(
     drawn: dict[str, Any],
 ) -> None:

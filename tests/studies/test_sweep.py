@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,23 @@ def test_of_methods_at_one_level_the_best_is_bold(higher: bool, best: str) -> No
     text = sweep_latex.table(means, "accuracy", "x", higher)
     bold = re.findall(r"textbf{([\d.]+)", text)
     assert bold == [best]  # nor is anything bold in which all are equal
+
+
+@pytest.mark.parametrize("chosen", [None, "clip=1.0,signature=gradient"])
+def test_a_latex_table_keeps_the_rules_of_latex(chosen: str | None) -> None:
+    rows = [row | {"accuracy": 0.5, "chosen": chosen} for row in _two_units()]
+    text = sweep_latex.table(sweep_tables.summary(rows, "accuracy"), "accuracy", "a_b {50 %} #1")
+    depth = list(accumulate({"{": 1, "}": -1}.get(c, 0) for c in re.sub(r"\\[{}]", "", text)))
+    assert min(depth) == depth[-1] == 0
+    opened = re.findall(r"\\begin{(\w+)}", text)
+    assert re.findall(r"\\end{(\w+)}", text) == opened[::-1] == ["tabular", "table"]
+    (columns,) = re.findall(r"begin{tabular}{(\w+)}", text)
+    lines = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {len(columns) - 1}
+    body = text.partition("\n")[2]  # after the comment that names the package
+    outside = re.split(r"(?<!\\)\$", body)[::2]  # of mathematics, which has as many ends
+    assert not re.search(r"(?<!\\)[%#~^_]", " ".join(outside)) and body.isascii()
+    assert len(re.split(r"(?<!\\)\$", body)) % 2 == 1
 
 
 def test_a_legend_has_as_many_columns_as_its_texts_leave_room_for() -> None:
@@ -1113,6 +1131,9 @@ def test_a_curve_that_falls_with_less_noise_is_said() -> None:
     worse = _grid({0.1: (0.2, 0.1, 0.3, 0.2, 0.2), 1: (1, 0.9, 1, 1, 1)})
     (sentence,) = sweep_pairs.losses_with_less_noise(worse)
     assert sentence.startswith("cfl is worse with less noise: from noise 1 to noise 0.1 its ARI")
+    also = [row | {"accuracy": row["ari"] / 2} for row in worse]
+    of_ari, of_accuracy = sweep_pairs.losses_with_less_noise(also, ("ari", "accuracy"))
+    assert of_ari == sentence and "its accuracy falls by 0.39" in of_accuracy
     better = _grid({0.1: (1, 0.9, 1, 1, 1), 1: (0.2, 0.1, 0.3, 0.2, 0.2)})
     assert not sweep_pairs.losses_with_less_noise(better)
     few = _grid({0.1: (0, 0), 1: (1, 1)})

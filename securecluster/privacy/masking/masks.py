@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib.metadata import EntryPoint
 from typing import ClassVar
 
 import numpy as np
@@ -308,7 +309,7 @@ def check_known(name: str) -> None:
     _check_registered(PARTS.point(name))
 
 
-def _check_registered(point: installed_packages.EntryPoint) -> None:
+def _check_registered(point: EntryPoint) -> None:
     """Raise UsageError for an entry point whose module registers no mask of its name."""
     declaration, _ = PARTS.loaded(point)
     if point.name not in MASKS:
