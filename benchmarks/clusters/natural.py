@@ -1,57 +1,108 @@
-"""Federations whose clusters have a known reason that nobody simulated: hospitals, kinds of wine.
+"""Federations whose clusters have a known reason that nobody simulated.
 
-python -m benchmarks.clusters.natural [--seeds 1 2 3 4 5] [--data heart]
+python -m benchmarks.clusters.natural [--seeds 1 2 3 4 5] [--settings heart]
 
-A client is a part of one hospital's patients (heart disease, UCI 45: 60 rows, four hospitals) or of
-one kind of wine (UCI 186: 150 rows, eight parts of red and twelve of white); the seed draws which
-rows. True clusters are the hospitals, and the kinds. Labels are two: disease or none, quality from
-6 or below. Each client scales its own columns to mean 0 and variance 1 over its training rows and
-puts 0 for what is missing; a third of its rows is held out.
+- `heart`: a client is a part of one hospital's patients (heart disease, UCI 45: 60 rows, four
+  hospitals); labels are disease or none.
+- `wine`: a part of one kind of wine (UCI 186: 150 rows, eight parts of red and twelve of white);
+  quality from 6, or below.
+- `tcga`: a part of the breast cancer patients of one region of the USA (TCGA as in FLamby: 30 rows,
+  four regions), death within five years or not; who was lost before is left out.
+- `writers`: a writer of FEMNIST, half of them at school (hsf_4), half census employees.
+
+The seed draws rows or writers. Each client of a table scales its own columns to mean 0 and variance
+1 over its training rows and puts 0 for what is missing. A third of the rows is held out.
 
 Fine-tuning is the best of six forms on a seed of its own (`benchmarks.papers.rivals`). Private runs
-have a target ε of 4 for an example. Models are linear, with learning rate 0.1, and other options
-are defaults. The files are those of UCI, in the folder tables of SECURECLUSTER_DATA.
+have a target ε of 4 for an example. Models are linear, the learning rate is 0.1, and other options
+are defaults. Tables are in the folder tables of SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.rivals import KEY, RATES, SHARES, TUNED_ON, chosen, tuned
+from benchmarks.papers.rivals import KEY, Comparison, fill, tuned
 from benchmarks.sheet import Cell
-from benchmarks.table import RESULTS, UNRECORDED, Journal
+from benchmarks.table import UNRECORDED
 from securecluster import Federation
 from securecluster.clustering.metrics import mean
 from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import image_set
 from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Signature
+
+Table = NDArray[np.float64]
+Clients = dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
 
 COLUMNS = (*KEY, "ari", "clusters", "accuracy")
 SEEDS = (1, 2, 3, 4, 5)
 ROUNDS = 40
 HELD_OUT = 1 / 3
-# by data: the rows of a client, and by source the most clients and the file
-SOURCES: dict[str, tuple[int, dict[str, tuple[int, str]]]] = {
-    "heart": (
-        60,
-        {
-            name: (5, f"heart/processed.{name}.csv")
-            for name in ("cleveland", "hungarian", "switzerland", "va")
-        },
-    ),
-    "wine": (
-        150,
-        {"red": (8, "wine/winequality-red.csv"), "white": (12, "wine/winequality-white.csv")},
-    ),
+WRITERS = 12  # of a cluster
+SCHOOL = 4  # hsf_4 of NIST SD19: pupils
+FIVE_YEARS = 5 * 365.0  # days
+CHARACTERS = 62
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Tables of which clients are parts.
+
+    Args:
+        rows: of a client, about.
+        tables: returns by source the most clients and the table, whose last column is the label.
+        positive_from: the smallest value of a positive label.
+    """
+
+    rows: int
+    tables: Callable[[], dict[str, tuple[int, Table]]]
+    positive_from: float
+
+
+def hospitals() -> dict[str, tuple[int, Table]]:
+    """Return the patients of four hospitals."""
+    names = ("cleveland", "hungarian", "switzerland", "va")
+    return {name: (5, _numbers(f"heart/processed.{name}.csv")) for name in names}
+
+
+def wines() -> dict[str, tuple[int, Table]]:
+    """Return red and white wines."""
+    return {
+        "red": (8, _numbers("wine/winequality-red.csv")),
+        "white": (12, _numbers("wine/winequality-white.csv")),
+    }
+
+
+def regions() -> dict[str, tuple[int, Table]]:
+    """Return the patients of American regions, whose label is 1 if they died within five years."""
+    import pandas as pd
+
+    folder = _folder() / "tcga"
+    patients = pd.read_csv(folder / "brca.csv")
+    centres = pd.read_csv(folder / "centers.csv", keep_default_na=False)
+    region_of = dict(zip(centres["TSS Code"], centres["Region"], strict=True))
+    region = patients["pid"].str.split("-").str[1].map(region_of)
+    known = (patients["T"] >= FIVE_YEARS) | (patients["E"] == 1)
+    died = (patients["T"] < FIVE_YEARS).astype(float)
+    table = patients.drop(columns=["pid", "T", "E"]).assign(died=died)
+    return {
+        name: (5, table[known & (region == name)].to_numpy(np.float64))
+        for name in ("Northeast", "South", "Midwest", "West")
+    }
+
+
+PARTS = {
+    "heart": Parts(60, hospitals, 1),
+    "wine": Parts(150, wines, 6),
+    "tcga": Parts(30, regions, 1),
 }
-POSITIVE_FROM = {"heart": 1, "wine": 6}
 PRIVATE: dict[str, Any] = {"target_epsilon": 4.0, "dp_unit": "example"}
 TRAINING: dict[str, Any] = {"model": "linear", "lr": 0.1}
 METHODS: dict[str, Callable[[], ClusteringProtocol]] = {
@@ -67,41 +118,81 @@ METHODS: dict[str, Callable[[], ClusteringProtocol]] = {
 
 
 def federation(name: str, seed: int) -> Federation:
-    """Return parts of hospitals, or of kinds of wine, as clients.
+    """Return a setting's clients.
 
     Args:
-        name: among `SOURCES`.
-        seed: of the parts, the held-out rows and the run.
+        name: among `SETTINGS`.
+        seed: of the clients, the held-out rows and the run.
     """
-    rows, sources = SOURCES[name]
-    clients: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
-    held_out: dict[str, NDArray[np.bool_]] = {}
+    clients, truth = writers(seed) if name == "writers" else parts_of(PARTS[name], seed)
+    held_out = {}
+    for client, (_, y) in clients.items():
+        held_out[client] = np.arange(len(y)) >= _training_rows(len(y))
+    classes = CHARACTERS if name == "writers" else 2
+    return Federation.from_arrays(clients, test=held_out, truth=truth, classes=classes, seed=seed)
+
+
+def parts_of(parts: Parts, seed: int) -> tuple[Clients, dict[str, int]]:
+    """Return parts of tables as clients, and the tables that they are of.
+
+    Args:
+        parts: the tables.
+        seed: of the parts.
+    """
+    clients: Clients = {}
     truth: dict[str, int] = {}
-    for cluster, (source, (most, file)) in enumerate(sources.items()):
-        table = _table(file)
+    for cluster, (source, (most, table)) in enumerate(parts.tables().items()):
         order = Randomness(seed).generator("natural", source).permutation(len(table))
         # a source with few rows has smaller parts, but no fewer than one
-        parts = np.array_split(order, max(1, round(len(table) / rows)))[:most]
-        for number, part in enumerate(parts):
-            x, y = _samples(table[part[:rows]], POSITIVE_FROM[name])
+        count = max(1, round(len(table) / parts.rows))
+        for number, part in enumerate(np.array_split(order, count)[:most]):
             client = f"{source}-{number}"
-            clients[client] = (x, y)
-            held_out[client] = np.arange(len(y)) >= round(len(y) * (1 - HELD_OUT))
+            clients[client] = _samples(table[part[: parts.rows]], parts.positive_from)
             truth[client] = cluster
-    return Federation.from_arrays(clients, test=held_out, truth=truth, classes=2, seed=seed)
+    return clients, truth
 
 
-def _table(file: str) -> NDArray[np.float64]:
+def writers(seed: int) -> tuple[Clients, dict[str, int]]:
+    """Return writers of FEMNIST as clients, and which of them were at school.
+
+    Args:
+        seed: of the writers, and of the order of their images.
+    """
+    import pandas as pd
+
+    (file,) = sorted((_folder().parent / "femnist").glob("train-*.parquet"))
+    forms = pd.read_parquet(file, columns=["writer_id", "hsf_id"]).drop_duplicates("writer_id")
+    pool = image_set("femnist").train
+    assert pool.owners is not None
+    clients: Clients = {}
+    truth: dict[str, int] = {}
+    randomness = Randomness(seed)
+    for cluster, at_school in enumerate((True, False)):
+        names = forms["writer_id"][(forms["hsf_id"] == SCHOOL) == at_school].to_numpy()
+        draw = randomness.generator("natural", cluster)
+        for name in draw.permutation(names)[:WRITERS]:
+            rows = draw.permutation(np.flatnonzero(pool.owners == name))
+            images = pool.read(rows).reshape(len(rows), -1)
+            clients[str(name)] = (images, pool.y[rows])
+            truth[str(name)] = cluster
+    return clients, truth
+
+
+def _folder() -> Path:
+    """Return the folder of tables."""
+    return Path(os.environ["SECURECLUSTER_DATA"]) / "tables"
+
+
+def _numbers(file: str) -> Table:
     """Return a file's numbers, NaN where one is missing."""
     import pandas as pd
 
-    path = Path(os.environ["SECURECLUSTER_DATA"]) / "tables" / file
-    table: NDArray[np.float64] = pd.read_csv(path, na_values="?").to_numpy(np.float64)
+    table: Table = pd.read_csv(_folder() / file, na_values="?").to_numpy(np.float64)
     return table
 
 
 def _samples(
-    rows: NDArray[np.float64], positive_from: int
+    rows: NDArray[np.float64], positive_from: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return features in a client's own units, and labels.
 
@@ -109,7 +200,7 @@ def _samples(
         rows: (n, columns), the last one is the label.
         positive_from: the smallest value of a positive label.
     """
-    training = slice(round(len(rows) * (1 - HELD_OUT)))
+    training = slice(_training_rows(len(rows)))
     features = rows[:, :-1]
     known = ~np.isnan(features)
     count = known[training].sum(0).clip(1)
@@ -120,22 +211,9 @@ def _samples(
     return scaled.astype(np.float32), (rows[:, -1] >= positive_from).astype(np.int64)
 
 
-def cells(names: Sequence[str], seeds: Sequence[int], path: Path) -> Iterator[Cell]:
-    """Yield what is measured: first all forms of fine-tuning on a seed of their own.
-
-    Args:
-        names: of data.
-        seeds: of the comparison.
-        path: of the measurements, from which the best form is taken.
-    """
-    for name, share, rate in product(names, SHARES, RATES):
-        yield dict(zip(KEY, (name, "finetune", share, rate, TUNED_ON), strict=True))
-    for seed, name in product(seeds, names):
-        best = chosen(path, name)
-        values = (name, "finetune", best["share"], float(best["rate"]), seed)
-        yield dict(zip(KEY, values, strict=True))
-        for method in METHODS:
-            yield dict(zip(KEY, (name, method, "", 1.0, seed), strict=True))
+def _training_rows(rows: int) -> int:
+    """Return how many of a client's rows are not held out."""
+    return round(rows * (1 - HELD_OUT))
 
 
 def measured(cell: Cell) -> dict[str, Any]:
@@ -159,22 +237,8 @@ def measured(cell: Cell) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the file does not have yet.
-
-    Args:
-        arguments: of the command line.
-    """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--data", nargs="+", default=list(SOURCES), choices=list(SOURCES))
-    parser.add_argument("--out", type=Path, default=RESULTS / "natural.csv")
-    options = parser.parse_args(arguments)
-    journal = Journal(options.out, KEY, COLUMNS)
-    for cell in cells(options.data, options.seeds, options.out):
-        if journal.lacks(cell):
-            journal.append([measured(cell)])
-
+SETTINGS = (*PARTS, "writers")
+COMPARISON = Comparison("natural", SETTINGS, SEEDS, tuple(METHODS), COLUMNS, measured)
 
 if __name__ == "__main__":
-    main()
+    fill(COMPARISON, __doc__)

@@ -192,8 +192,8 @@ def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
 
     def measure(cell: Cell) -> dict[str, Any]:
         if cell["method"] == "fl":
-            protocol = FedAvg(**_training(cell))
-            fitted = protocol.fit(_clients(cell), _settings(cell))
+            protocol = FedAvg(**training_of(cell))
+            fitted = protocol.fit(clients_of(cell), run_settings(cell))
             lines = fitted.history_
             return {
                 "accuracies": [line["accuracy"] for line in lines],
@@ -256,14 +256,14 @@ def _run(cell: Cell, cut_at: float | str) -> dict[str, Any]:
     """
     metric = cell["metric"]
     linkage = cell["linkage"]
-    federation = _clients(cell)
+    federation = clients_of(cell)
     method = FLHC(
-        **_training(cell), pre_rounds=cell["n"], metric=metric, linkage=linkage,
+        **training_of(cell), pre_rounds=cell["n"], metric=metric, linkage=linkage,
         clustering_batches="shuffled",
     )  # fmt: skip
     if cut_at != "gap":
         method.set_params(threshold=cut_at)
-    lines = method.fit(federation, _settings(cell)).history_
+    lines = method.fit(federation, run_settings(cell)).history_
     # lines are numbered from zero, so this is the round after the first n
     line = lines[cell["n"]]
     last = lines[-1]
@@ -317,18 +317,20 @@ def _best(cell: Cell) -> dict[str, Any]:
     return {**best, **rule_figures}
 
 
-def _training(cell: Cell) -> dict[str, Any]:
+def training_of(cell: Cell) -> dict[str, Any]:
     """Return a cell's hyper-parameters of federated learning."""
     params = training(cell)
     # averages of masked updates are the same, so masks would only cost time
     return {**params, "participation": cell["cf"], "mask": "none"}
 
 
-def _settings(cell: Cell) -> Settings:
+def run_settings(cell: Cell) -> Settings:
+    """Return the settings of a cell's run, with its target."""
     return Settings(target=cell["target"], transcript="none", keys_from_seed=True)
 
 
-def _clients(cell: Cell) -> Federation:
+def clients_of(cell: Cell) -> Federation:
+    """Return the clients of a cell."""
     names = ("data", "scenario", "clients", "samples", "seed")
     return _dealt(*(cell[name] for name in names))
 

@@ -1,6 +1,6 @@
 """Compare SR-FCA with rivals that are tuned, and with as many steps, on rotated and inverted MNIST.
 
-python -m benchmarks.papers.rivals [--seeds 0 1 2] [--scenarios inversion]
+python -m benchmarks.papers.rivals [--seeds 0 1 2] [--settings inversion]
 
 The settings are those of `srfca_mnist`'s small scale with 20 clients. Fine-tuning has six forms:
 three rounds of tuning at the end of T, half of T, or T more rounds after T, each at the rate of
@@ -12,7 +12,8 @@ client's final model has had in a row. Rows are written as they are measured.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,27 @@ COLUMNS = (*KEY, "rounds", "steps", "ari", "accuracy")
 Params = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Methods beside fine-tuning that is tuned, in settings.
+
+    Args:
+        name: of the file.
+        settings: names of them.
+        seeds: of the comparison.
+        methods: beside fine-tuning.
+        columns: of the file.
+        measured: returns the row of one of `cells`.
+    """
+
+    name: str
+    settings: Sequence[str]
+    seeds: Sequence[int]
+    methods: Sequence[str]
+    columns: Sequence[str]
+    measured: Callable[[Cell], Mapping[str, Any]]
+
+
 def tuned(params: Params, rounds: int, share: str, rate: float) -> ClusteringProtocol:
     """Return FedAvg with fine-tuning in one of its forms."""
     own = {"3": 3, "half": rounds // 2, "T after T": rounds}[share]
@@ -55,20 +77,23 @@ METHODS: dict[str, Callable[[Params, int], ClusteringProtocol]] = {
 }
 
 
-def cells(scenarios: Sequence[str], seeds: Sequence[int], path: Path) -> Iterator[Cell]:
+def cells(
+    settings: Sequence[str], seeds: Sequence[int], methods: Iterable[str], path: Path
+) -> Iterator[Cell]:
     """Yield what is measured: first all forms of fine-tuning on a seed of their own.
 
     Args:
-        scenarios: of `srfca_mnist`.
+        settings: names of them.
         seeds: of the comparison.
+        methods: beside fine-tuning.
         path: of the measurements, from which the best form is taken.
     """
-    for name, share, rate in product(scenarios, SHARES, RATES):
+    for name, share, rate in product(settings, SHARES, RATES):
         yield _cell(name, "finetune", TUNED_ON, share, rate)
-    for seed, name in product(seeds, scenarios):
+    for seed, name in product(seeds, settings):
         best = chosen(path, name)
         yield _cell(name, "finetune", seed, best["share"], float(best["rate"]))
-        for method in METHODS:
+        for method in methods:
             yield _cell(name, method, seed)
 
 
@@ -122,24 +147,31 @@ def measured(cell: Cell) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the file does not have yet.
+def fill(
+    comparison: Comparison, description: str | None, arguments: Sequence[str] | None = None
+) -> None:
+    """Measure what a comparison's file does not have yet.
 
     Args:
+        comparison: with the file.
+        description: the script's docstring.
         arguments: of the command line.
     """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument(
-        "--scenarios", nargs="+", default=list(OWN["cpu"]), choices=list(OWN["cpu"])
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "papers" / "rivals.csv")
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(comparison.seeds))
+    names = list(comparison.settings)
+    parser.add_argument("--settings", nargs="+", default=names, choices=names)
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{comparison.name}.csv")
     options = parser.parse_args(arguments)
-    journal = Journal(options.out, KEY, COLUMNS)
-    for cell in cells(options.scenarios, options.seeds, options.out):
+    journal = Journal(options.out, KEY, comparison.columns)
+    for cell in cells(options.settings, options.seeds, comparison.methods, options.out):
         if journal.lacks(cell):
-            journal.append([measured(cell)])
+            journal.append([comparison.measured(cell)])
 
+
+COMPARISON = Comparison(
+    "papers/rivals", tuple(OWN["cpu"]), SEEDS, tuple(METHODS), COLUMNS, measured
+)
 
 if __name__ == "__main__":
-    main()
+    fill(COMPARISON, __doc__)

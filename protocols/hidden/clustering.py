@@ -49,6 +49,7 @@ class Centres:
     places: list[int] = field(default_factory=list)
     clear: int = 0
     mass: float = 1.0
+    alike: float = 1.0
 
     @property
     def subtracted(self) -> fl.Shared | None:
@@ -111,6 +112,7 @@ def find_clusters(method: Any, net: fl.ServerChannel) -> Centres:
         sizes=found.counts,
         clear=found.clear,
         mass=found.mass,
+        alike=found.alike,
     )
 
 

@@ -64,11 +64,13 @@ class LabelMaps:
 
     Attributes:
         buckets: of the histogram; 0 in runs that find clusters by points alone.
+        noisy: whether every sum has noise.
     """
 
     cohort: fl.LocalTrainer
     least_choosers: int
     buckets: int = 0
+    noisy: bool = False
     _map: ClassMeans
     _class_rows: dict[int, Array]  # by position
     _rows_of: Callable[[Array], fl.Rows]
@@ -78,12 +80,17 @@ class LabelMaps:
 
     @fl.answers(fl.SUM, through=("anchors",))
     def send_means(self, context: fl.CallContext, query: fl.Empty) -> AnchorSum:
-        """Return each client's class means in the order of public draws that they match.
+        """Return each client's class means in the order of labels.
+
+        In an exact sum a class that one client alone has would be that client's, so that without
+        noise clients put them in the order of public draws that they match, which mixes classes.
 
         Raises:
             PolicyError: the run finds clusters by points, and has no noise for such a sum.
         """
         self._check_by_labels("send_means")
+        if self.noisy:
+            return AnchorSum(self._rows_of(self._unit_means(context)))
         return AnchorSum(self._rows_of(self._matched(context, self._map.first_anchors)))
 
     @fl.answers(fl.SUM, through=("anchors",), fixed=True)

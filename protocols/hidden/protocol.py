@@ -574,6 +574,7 @@ class Hidden(fl.ClusteringProtocol):
             client.least_choosers = self.sums.least_choosers
         if self.by_labels:
             client.buckets = label_maps.buckets_for(int(self.k))
+            client.noisy = self.privacy.noisy
         return client
 
     def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:

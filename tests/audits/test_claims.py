@@ -35,7 +35,8 @@ FULL = Settings(transcript="full", threads=1)
 OF_ATTACKS = {"attack": "", "party": "server", "helpers": ()}
 OF_CLAIMS = {"sentence": "", "source": "", "hidden": True, "weights": False}
 # attacks that tests/attacks tries, too
-DEAR = ("relevance-oracle", "hidden-differencing", "sums-over-rounds-clusters")
+SUMS = ("sums-over-rounds-clusters", "sums-over-rounds-labels")
+DEAR = ("relevance-oracle", "hidden-differencing", *SUMS)
 
 
 @pytest.fixture(scope="module", autouse=True)

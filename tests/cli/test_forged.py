@@ -84,7 +84,7 @@ def check(folder: Path, name: str, commands: list[list[str]], capsys: Any) -> li
 
 
 @pytest.mark.always
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("name", ["result.json", "config.json"])
 def test_every_entry_of_a_run_is_read_with_its_type(

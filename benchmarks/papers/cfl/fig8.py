@@ -194,6 +194,18 @@ def largest_gap(line: Line) -> float | None:
     return max(gaps, default=None)
 
 
+def gaps_when_due(row: Row) -> list[float]:
+    """Return the largest gap over found clusters in each round in which clusters may split.
+
+    Args:
+        row: a seed's measurements.
+    """
+    curves = [numbers(row[f"gap_{c}"]) for c in range(int(row["clusters"]))]
+    # rounds count from one
+    due = [[curve[number - 1] for curve in curves] for number in splits(int(row["rounds"]))]
+    return [float(np.nanmax(gaps)) for gaps in due]
+
+
 def draw(rows: Sequence[Row]) -> Any:
     """Draw accuracy by true cluster above and g by predicted cluster below.
 
@@ -247,14 +259,16 @@ def mark_splits(axes: Sequence[Any], row: Row) -> None:
 
 
 def report(rows: Sequence[Row]) -> None:
-    """Print the rounds of the splits of each seed.
+    """Print the rounds of the splits of each seed, and the gaps when splits were due.
 
     Args:
         rows: of the sheet.
     """
     for row in rows:
-        splits = row.get("splits")
-        print(f"seed {row['seed']}: {row['status']}, splits in rounds {splits}")
+        line = f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}"
+        if row.get("exact"):
+            line += ", largest gaps when due " + ", ".join(f"{g:.3f}" for g in gaps_when_due(row))
+        print(line)
 
 
 GRID = Grid(

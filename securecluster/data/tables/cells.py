@@ -181,17 +181,22 @@ def numbers(
             raise _too_long(name, str(max(sizes)))
         if not cells.null_count and max(sizes, default=0) <= EXACT_IN_SINGLE:
             return cells.to_numpy().astype(np.float32), mark
-    precision: Any = np.float64
-    if cells.type in (arrow.float16(), arrow.float32()):
-        precision = np.float32
-    else:
-        cells = cells.cast(arrow.float64(), safe=False)
-    values = np.asarray(cells.to_numpy(), precision)
+    values = _as_floats(cells)
     if np.isinf(values).any():
         row = int(np.argmax(np.isinf(values)))
         text = f"holds {table.column(name)[row].as_py()!r} ({table.place(row)}), which is no number"
         raise ColumnError(f"column {name!r}", text, "leave the cell empty, or drop these rows")
     return values, mark
+
+
+def _as_floats(cells: Any) -> NDArray[Any]:
+    """Return cells of numbers (pyarrow) as floats (n,): single ones as such, others as double."""
+    arrow = need("pyarrow")
+    if cells.type in (arrow.float16(), arrow.float32()):
+        return np.asarray(cells.to_numpy(), np.float32)
+    if cells.type != arrow.float64():
+        cells = cells.cast(arrow.float64(), safe=False)
+    return np.asarray(cells.to_numpy(), np.float64)
 
 
 def _of_text(
@@ -250,7 +255,11 @@ def _plain(cells: Any) -> tuple[Any, str | None] | None:
     may_be_codes = (values == np.trunc(values)).any()
     if may_be_codes and _first(compute.match_substring_regex(cells, CODE)) is not None:
         return None
-    return floats, None if _first(compute.match_substring(cells, ".")) is None else POINT
+    # mostly told by the first cell, without a look at the others
+    has_point = "." in (cells[0].as_py() or "")
+    if not has_point and _first(compute.match_substring(cells, ".")) is None:
+        return floats, None
+    return floats, POINT
 
 
 def mark_faults(marks: Mapping[str, str | None]) -> list[ColumnError]:

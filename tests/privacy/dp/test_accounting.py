@@ -68,6 +68,8 @@ def test_known_answers() -> None:
     # dp-accounting 0.6 gives the same
 
 
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("history", "theirs"),
     [

@@ -180,5 +180,11 @@ def test_a_run_says_where_label_maps_tell_nothing(federation: Federation) -> Non
     drowned = make(**CENTRAL, noise=50.0, rounds=1).fit(federation)
     text = drowned.state_.doubt(drowned.result_.method)
     assert text is not None and "than noise alone shows" in text and "--points means" in text
-    few = label_search.FoundMaps(np.zeros((2, 2)), [1, 2], [3.0, 3.0], 2, 0.3)
-    assert "only 30% of the clients" in str(label_search.labels_warning(few, 2, True))
+    for clear, mass, alike, expected in (
+        (2, 0.3, 1.0, "only 30% of the clients"),
+        (2, 1.0, 0.3, "class means have 0.30 in common"),
+        (1, 1.0, 0.3, "than noise alone shows"),
+        (2, 0.7, 0.6, "None"),
+    ):
+        found = label_search.FoundMaps(np.zeros((2, 2)), [1, 2], [3.0] * 2, clear, mass, alike)
+        assert expected in str(label_search.labels_warning(found, 2, True))
