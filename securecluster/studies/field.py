@@ -48,7 +48,7 @@ ABOUT = (
 class FieldOptions:
     """The field."""
 
-    epsilon: tuple[float, ...] = (4.0,)
+    epsilon: tuple[float, ...] = (1.0, 4.0)
     """targets for the ε of a whole run, from clustering and training together"""
     settings: tuple[str, ...] | None = None
     """how clients differ: swaps, rotations, permutations, shares (of labels), dirichlet (swaps, and
@@ -57,8 +57,8 @@ class FieldOptions:
     quick: bool = False
     """swaps and rotations of the digits that come with the package, in place of MNIST"""
     beside: tuple[str, ...] | None = None
-    """built-in methods that are set beside; None is eleven, whose results at
-    ε = 4 with --quick are stored"""
+    """built-in methods that are set beside; None is twelve, whose results at
+    ε = 1 and 4 with --quick are stored"""
     dp_unit: str = "example"
     """what ε protects: one example of a client, or one whole client"""
     seeds: int = 5
