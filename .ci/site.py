@@ -29,6 +29,7 @@ PAGES = ("*.md", "docs/**/*.md")
 FILES = (
     "LICENSE", "CITATION.cff", "docs/*.ipynb", "docs/site.css", "benchmarks/results/**/*.png",
     "benchmarks/results/**/*.csv", "securecluster/cli/templates/*.py",
+    "securecluster/studies/field_results.csv",
 )  # fmt: skip
 METHODS = "docs/protocols.md"
 METHOD = "docs/protocols-{}.md"  # beside that page, so that links of its sections hold
