@@ -146,6 +146,7 @@ def test_the_command_of_a_run_repeats_it(folder: Path, tmp_path: Path) -> None:
     assert repeated["data_digest"] == run.config["data_digest"]
 
 
+@pytest.mark.always
 def test_an_audit_sets_the_run_beside_its_unprotected_twin(audited: Path) -> None:
     content = json.loads((audited / "audit-server.json").read_text())
     assert content["protections"] == {"mask": "permutation", "clip": 1.0, "noise": 3.0}

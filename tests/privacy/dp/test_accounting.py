@@ -514,7 +514,7 @@ DELTAS = st.floats(-15, -1).map(lambda exponent: 10**exponent)
 
 
 # an example takes a second, so a failing one is told as it is
-@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     history=HISTORIES,
     more=STEPS,

@@ -219,6 +219,8 @@ else:
 """
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["cfl-gradient", "ifca-secure"])
 def test_functions_in_a_python_without_torch_are_those_in_this_one(
     case: str, federation: Federation, without_torch: str, tmp_path: Path

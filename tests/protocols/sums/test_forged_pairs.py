@@ -153,6 +153,7 @@ def fresh(server: Server) -> None:
     server.run.authority.restore(dataclasses.replace(state, sums={}))
 
 
+@pytest.mark.always
 def test_a_single_reply_that_is_called_the_sum_of_all_is_not_decrypted(server: Server) -> None:
     """One client's ciphertext, to which the server added the count of the others."""
     cipher = server.cipher

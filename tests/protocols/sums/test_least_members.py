@@ -105,6 +105,8 @@ BY_CLUSTER: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BY_CLUSTER)
 def test_servers_propose_no_smaller_sum(name: str, federation: Federation) -> None:
     """Three rounds of four ask half of each cluster, and clients are lost."""

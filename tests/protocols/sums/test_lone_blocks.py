@@ -112,6 +112,8 @@ RUNS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.always
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", list(RUNS))
 def test_no_block_of_hidden_is_of_fewer_clients_than_chosen(name: str, watch: Rowwatch) -> None:
     clients, k, seed, options = RUNS[name]
@@ -216,6 +218,8 @@ class Liars:
         return contribute
 
 
+@pytest.mark.always
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("liars", "least", "seed"), [(1, 3, 0), (1, 3, 1), (1, 3, 2), (2, 4, 0), (2, 4, 1)]
 )
