@@ -242,25 +242,24 @@ def _runs(name: str) -> DataFrame:
 
 def draw_methods() -> Path:
     """Draw the README's picture: ARI and accuracy over ε, large enough for a phone."""
-    from matplotlib.text import Text
-
     from securecluster import plot
     from securecluster.figures.figure import figure, save
-    from securecluster.studies.sweep_figures import with_legend
 
     runs = _runs("digits_methods")
     picture, panels = figure(WIDTH, 7.6, rows=2, columns=1)
+    found, accuracy = panels
     clustering = runs[runs["variant"] != RIVAL]
-    plot.sweep(clustering, ax=panels[0], title="", xlabel="", ylabel="clusters found (ARI)")
+    plot.sweep(clustering, ax=found, font=FONT, xlabel="", ylabel="clusters found (ARI)")
     names = {RIVAL: "fine-tuning"}
     xlabel = "ε of a run for one image, at δ = 1e-5"
     ylabel = "accuracy of the clients"
-    plot.sweep(runs, y="accuracy", names=names, ax=panels[1], xlabel=xlabel, ylabel=ylabel)
+    plot.sweep(
+        runs, y="accuracy", names=names, ax=accuracy, font=FONT, xlabel=xlabel, ylabel=ylabel
+    )
     for panel in panels:
         panel.get_legend().remove()
-        panel.tick_params(labelsize=FONT)
-    for text in with_legend(picture, panels).findobj(Text):
-        text.set_fontsize(FONT)
+    entries = accuracy.get_legend_handles_labels()
+    picture.legend(*entries, loc="outside lower center", ncols=2, fontsize=FONT)
     return save(RESULTS / "methods.png", picture)
 
 

@@ -83,7 +83,8 @@ def test_the_picture_of_the_readme_has_the_rival_of_all_clusters_and_intervals(
     noise.draw_methods()
     found, accuracy = drawn[0].axes
     names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert sorted(names) == ["CFL", "FL+HC", "R-DPCFL", "SR-FCA", "fine-tuning", "signature"]
+    with_signatures = ["CFL with signatures", "FL+HC with signatures"]
+    assert sorted(names) == [*with_signatures, "R-DPCFL", "SR-FCA", "fine-tuning", "signature"]
     for panel, curves in ((found, len(names) - 1), (accuracy, len(names))):
         assert len(panel.collections) >= curves, "a band for each"
     assert "ε" in accuracy.get_xlabel() and "δ" in accuracy.get_xlabel()
