@@ -6,10 +6,9 @@ the order of its labels is its label map, which owners of a cluster have in comm
 
 Nobody knows anchors at first: they are sums over owners of class means in the order of labels. Then
 they are sums in the order of the anchors before, which sharpens them as a step of Lloyd's algorithm
-does. A
-histogram of hashed label maps then shows the clusters: an owner adds a one to one bucket, so that
-its sensitivity is 1, whatever the number of maps is. Noise is the caller's, and all functions of
-the server are post-processing of noisy sums.
+does. A histogram of hashed label maps then shows the clusters: an owner adds a one to one bucket,
+so that its sensitivity is 1, whatever the number of maps is. Noise is the caller's, and all
+functions of the server are post-processing of noisy sums.
 """
 
 from __future__ import annotations
