@@ -31,7 +31,7 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7150,
-    "benchmarks": 15380,
+    "benchmarks": 15390,
     "protocols": 750,
     "protocols/cfl": 1060,
     "protocols/common": 5270,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1540,
     "securecluster/studies": 4380,
     "securecluster/training": 2150,
-    "tests": 78230,
+    "tests": 78240,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
