@@ -31,7 +31,7 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7150,
-    "benchmarks": 15390,
+    "benchmarks": 15400,
     "protocols": 750,
     "protocols/cfl": 1060,
     "protocols/common": 5270,
@@ -92,7 +92,7 @@ MOST_WORDS = {
     "README.md": 900,
     "ARCHITECTURE.md": 1990,
     "docs/*.md": 45000,
-    "docs/evidence/*.md": 24300,
+    "docs/evidence/*.md": 24700,
 }
 
 
