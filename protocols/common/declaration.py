@@ -59,13 +59,14 @@ def hyper_parameters(declared: P) -> P:
 def _attributes(declared: type) -> str:
     """Return the section on the attributes of a fitted protocol, which are those of its result."""
     sections = []
-    for base in reversed(getattr(declared, "fitted_class", object).__mro__):
+    fitted_class = getattr(declared, "fitted_class", object)
+    for base in reversed(fitted_class.__mro__):
         text = inspect.cleandoc(base.__doc__ or "")
         if base is not object and "Attributes:\n" in text:
             sections.append(text.partition("Attributes:\n")[2].rstrip())
     if not sections:
         return ""
-    listed = [f"    {name}: {text}" for name, text in _methods_of(declared.fitted_class).items()]
+    listed = [f"    {name}: {text}" for name, text in _methods_of(fitted_class).items()]
     methods = "\n\nMethods of what is fitted:\n" + "\n".join(listed)
     return "\n\nAttributes:\n" + "\n".join(sections) + methods
 
