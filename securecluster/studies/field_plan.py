@@ -43,7 +43,7 @@ SETTINGS = Settings(transcript="none", threads=1, device="cpu", keys_from_seed=T
 DELTA = 1e-5
 ALL = 10_000  # samples of a step: more than any client has
 HASH_LETTERS = 12
-RATES = (1.0, 2.0, 4.0, 8.0)
+RATES = (2.0, 4.0, 8.0, 16.0)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _images(name: str, scenario: str, samples: int = 300, clients: int = 16) -> 
 def _digits(name: str, scenario: str) -> Setting:
     """Return a setting of the embedded digits in two clusters, for `--quick`."""
     simulation = Simulation("digits", scenario=scenario, clients=8, clusters=2, samples=150)
-    return Setting(name, simulation, 2, rates=RATES, rounds=10)
+    return Setting(name, simulation, 2, rates=(1.0, 2.0, 4.0, 8.0), rounds=10)
 
 
 def _own_clients(
