@@ -22,7 +22,6 @@ from securecluster.core.optional_packages import need
 from securecluster.data.dataset import Source, Task
 from securecluster.data.locations import FOLDER, folder, hub_rows, parquet_files
 from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool
-from securecluster.data.small_sets import halved, hospitals
 from securecluster.data.text import ag_news, shakespeare
 from securecluster.data.trajectories import mobility
 from securecluster.errors import UsageError
@@ -186,7 +185,16 @@ def _images(name: str, spec: ImageSet, split: str) -> Pool:
 
 def _at_half_the_side(name: str) -> Source:
     """Return the images of a set at half their side, under the name of their new side."""
+    from securecluster.data.small_sets import halved
+
     return halved(f"{name}14", image_set(name))
+
+
+def _hospitals() -> Source:
+    """Return heart patients of four hospitals."""
+    from securecluster.data.small_sets import hospitals
+
+    return hospitals()
 
 
 HALVED = ("mnist", "femnist")  # by 28 pixels to 14
@@ -194,14 +202,16 @@ SOURCES: dict[str, Callable[[], Source]] = {
     "digits": digits,
     **{name: partial(image_set, name) for name in IMAGE_SETS},
     **{f"{name}14": partial(_at_half_the_side, name) for name in HALVED},
-    "hospitals": hospitals,
+    "hospitals": _hospitals,
     "ag_news": ag_news,
     "shakespeare": shakespeare,
     "mobility": mobility,
 }
-# default scenarios of sets that are no image sets
-_SCENARIOS = {"ag_news": "topics", "shakespeare": "natural", "mobility": "natural"}
-_SCENARIOS |= {"femnist14": "natural", "hospitals": "natural"}
+# default scenarios of sets that are not in `IMAGE_SETS`
+_SCENARIOS = {
+    "ag_news": "topics", "shakespeare": "natural", "mobility": "natural", "femnist14": "natural",
+    "hospitals": "natural",
+}  # fmt: skip
 
 
 # sets whose images have a mean squared norm of 700 and more; that of digits is 15, of mnist 90, of
