@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from securecluster.core import installed_packages
 from securecluster.core.optional_packages import need
 from securecluster.data.dataset import Source, Task
 from securecluster.data.locations import FOLDER, folder, hub_rows, parquet_files
-from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool
+from securecluster.data.pools import ArrayPool, Halved, HubPool, ParquetPool, Pool
 from securecluster.data.text import ag_news, shakespeare
 from securecluster.data.trajectories import mobility
 from securecluster.errors import UsageError
@@ -183,25 +183,46 @@ def _images(name: str, spec: ImageSet, split: str) -> Pool:
     return HubPool(encoded, spec.image, spec.label, spec.shape, spec.owner)
 
 
-def _at_half_the_side(name: str) -> Source:
-    """Return the images of a set at half their side, under the name of their new side."""
-    from securecluster.data.small_sets import halved
+def halved(name: str, whole: Source) -> Source:
+    """Return an image set at half the side.
 
-    return halved(f"{name}14", image_set(name))
+    Args:
+        name: of the result.
+        whole: the set.
+    """
+    channels, height, width = whole.shape
+    test = None if whole.test is None else Halved(whole.test)
+    return replace(
+        whole,
+        name=name,
+        shape=(channels, height // 2, width // 2),
+        train=Halved(whole.train),
+        test=test,
+    )
+
+
+def _mnist14() -> Source:
+    """Return MNIST at 14 × 14."""
+    return halved("mnist14", image_set("mnist"))
+
+
+def _femnist14() -> Source:
+    """Return FEMNIST at 14 × 14."""
+    return halved("femnist14", image_set("femnist"))
 
 
 def _hospitals() -> Source:
     """Return heart patients of four hospitals."""
-    from securecluster.data.small_sets import hospitals
+    from securecluster.data.tables.hospitals import hospitals
 
     return hospitals()
 
 
-HALVED = ("mnist", "femnist")  # by 28 pixels to 14
 SOURCES: dict[str, Callable[[], Source]] = {
     "digits": digits,
     **{name: partial(image_set, name) for name in IMAGE_SETS},
-    **{f"{name}14": partial(_at_half_the_side, name) for name in HALVED},
+    "mnist14": _mnist14,
+    "femnist14": _femnist14,
     "hospitals": _hospitals,
     "ag_news": ag_news,
     "shakespeare": shakespeare,

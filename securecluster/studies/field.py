@@ -53,7 +53,7 @@ class FieldOptions:
     settings: tuple[str, ...] | None = None
     """how clients differ: swaps, rotations, permutations, shares (of labels), dirichlet (swaps, and
     labels by client), few (samples), many (clients), or clients of their own: writers (femnist),
-    hospitals (heart disease) and roles (shakespeare); None is all
+    hospitals (heart disease) and roles (shakespeare, a language model); None is all but roles
     """
     quick: bool = False
     """swaps and rotations of the digits that come with the package, in place of MNIST"""

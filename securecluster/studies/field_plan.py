@@ -146,11 +146,12 @@ FULL = (
     _own_clients("hospitals", "hospitals", clients=20, samples=None),
     _own_clients("roles", "shakespeare", clients=8, samples=20, model="auto"),
 )
+SLOW = ("roles",)  # a language model
 QUICK = (_digits("swaps", "label-swap"), _digits("rotations", "rotation"))
 
 
 def settings_of(names: Sequence[str], quick: bool) -> tuple[Setting, ...]:
-    """Return settings by name; all where none is named.
+    """Return settings by name; where none is named, all but `SLOW`.
 
     Args:
         names: of the settings.
@@ -165,7 +166,7 @@ def settings_of(names: Sequence[str], quick: bool) -> tuple[Setting, ...]:
             raise unknown("setting", name, known)
         if list(names).count(name) > 1:
             raise UsageError(f"setting {name} is named twice: name it once")
-    return tuple(known[name] for name in names or known)
+    return tuple(known[name] for name in names or known if names or name not in SLOW)
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,8 @@ def test_hashes_are_those_of_the_settings_whatever_epsilon_seeds_and_methods() -
 
     found = {setting.name: setting.hash("example") for setting in FULL}
     assert found == FULL_HASHES
+    named_by_none = [setting.name for setting in field_plan.settings_of((), quick=False)]
+    assert [*named_by_none, "roles"] == [*found]
     first = FULL[0]
     others = [
         replace(first, rounds=11),

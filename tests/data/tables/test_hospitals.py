@@ -1,4 +1,4 @@
-"""Images at half their side, and patients of hospitals."""
+"""Heart patients of four hospitals."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from securecluster.data import Federation
-from securecluster.data.datasets import digits, source
+from securecluster.data.datasets import source
 from securecluster.data.locations import FOLDER
-from securecluster.data.small_sets import HOSPITALS, USUAL, halved
+from securecluster.data.tables.hospitals import HOSPITALS, USUAL
 from securecluster.errors import UsageError
 
 PATIENT = "63,1,4,150,0,1,2,115,0,1,2,?,,"  # no cholesterol, ca and thal; then the target
@@ -23,17 +23,6 @@ def _write(folder: Path, rows: int = 100, header: str = ",".join(USUAL)) -> None
     for hospital in HOSPITALS:
         lines = [f"{header},target", *(f"{PATIENT}{row % 2 * 3}" for row in range(rows))]
         (place / f"processed.{hospital}.csv").write_text("\n".join(lines))
-
-
-def test_pixels_are_means_of_two_by_two() -> None:
-    whole = digits()
-    half = halved("digits4", whole)
-    rows = np.array([5, 0, 5])
-    x, found = whole.train.read(rows), half.train.read(rows)
-    assert found.shape == (3, *half.shape) == (3, 1, 4, 4)
-    assert found.dtype == np.float32
-    assert found[1, 0, 3, 0] == x[1, 0, 6:, :2].mean(dtype=np.float64)
-    assert half.train.y is whole.train.y and half.test is None and half.name == "digits4"
 
 
 def test_hospitals_are_the_true_clusters_of_their_parts(

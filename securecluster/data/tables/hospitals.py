@@ -1,20 +1,17 @@
-"""Small sets for studies of many runs: images at half their side, and patients of hospitals."""
+"""Heart patients of four hospitals, which are clients' true clusters."""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securecluster.core.randomness import Randomness
 from securecluster.data.dataset import Source
 from securecluster.data.locations import FOLDER, folder, the_file
-from securecluster.data.pools import ArrayPool, Features, Labels, Pool
+from securecluster.data.pools import ArrayPool, Features, Labels
 from securecluster.errors import UsageError
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -27,63 +24,6 @@ USUAL = {
     "oldpeak": (1, 1), "slope": (2, 1), "ca": (1, 1), "thal": (5, 2),
 }  # fmt: skip
 MISSING = ("", "?")
-
-
-@dataclass(frozen=True)
-class Halved:
-    """Pool of images at half their side.
-
-    Args:
-        pool: of the whole images, whose sides are even.
-    """
-
-    pool: Pool
-
-    @property
-    def y(self) -> Labels:
-        """Return the labels."""
-        return self.pool.y
-
-    @property
-    def owners(self) -> NDArray[Any] | None:
-        """Return the owners."""
-        return self.pool.owners
-
-    @property
-    def groups(self) -> NDArray[Any] | None:
-        """Return the groups of owners."""
-        return self.pool.groups
-
-    @property
-    def gap(self) -> int | None:
-        """Return the rows between training and held-out rows."""
-        return self.pool.gap
-
-    def read(self, rows: Labels) -> Features:
-        """Return images whose pixels are means of two by two."""
-        images = self.pool.read(rows)
-        count, channels, height, width = images.shape
-        squares = images.reshape(count, channels, height // 2, 2, width // 2, 2)
-        means: Features = squares.mean(axis=(3, 5), dtype=np.float32)
-        return means
-
-
-def halved(name: str, whole: Source) -> Source:
-    """Return an image set at half the side.
-
-    Args:
-        name: of the result.
-        whole: the set.
-    """
-    channels, height, width = whole.shape
-    test = None if whole.test is None else Halved(whole.test)
-    return replace(
-        whole,
-        name=name,
-        shape=(channels, height // 2, width // 2),
-        train=Halved(whole.train),
-        test=test,
-    )
 
 
 def hospitals() -> Source:
