@@ -53,13 +53,13 @@ class FieldOptions:
     """targets for the ε of a whole run, from clustering and training together"""
     settings: tuple[str, ...] | None = None
     """how clients differ: swaps, rotations, permutations, shares (of labels), dirichlet (swaps, and
-    labels by client), few (samples), many (clients) or natural (femnist's writers); None is all
+    labels by client), few (samples), many (clients), or clients of their own: writers (femnist),
+    hospitals (heart disease) and roles (shakespeare, a language model); None is all but roles
     """
     quick: bool = False
     """swaps and rotations of the digits that come with the package, in place of MNIST"""
     beside: tuple[str, ...] | None = None
-    """built-in methods that are set beside; None is twelve, whose results at
-    ε = 1 and 4 with --quick are stored"""
+    """built-in methods that are set beside; None is twelve, of which results are stored"""
     dp_unit: str = "example"
     """what ε protects: one example of a client, or one whole client"""
     seeds: int = 5

@@ -37,6 +37,7 @@ from securecluster.studies import (
     sweep_latex,
     sweep_pairs,
     sweep_plan,
+    sweep_report,
     sweep_runner,
     sweep_tables,
     worker_pool,
@@ -1125,6 +1126,19 @@ def test_paired_differences_have_the_p_values_of_wilcoxon_adjusted_by_holm() -> 
     assert (none["p"], none["p_holm"], none["difference"]) == (1.0, 1.0, 0.0)
     (few,) = sweep_pairs.paired(_levels(cfl=(1.0,), flhc=(0.5,)), "accuracy")[:1]
     assert (few["p"], few["p_holm"], few["low"]) == (None, None, None)
+
+
+def test_rounds_that_are_not_equal_are_said() -> None:
+    means = [
+        {"variant": "fedavg", "rounds": 40.0},
+        {"variant": "srfca", "rounds": 60.0},
+        {"variant": "srfca", "rounds": None},
+        {"variant": "flhc", "rounds": 20.0},
+        {"variant": "flhc", "rounds": 40.0},
+    ]
+    (sentence,) = sweep_report.rounds_in_words(means)
+    assert sentence == "not at equal rounds: fedavg 40, srfca 60, flhc 20 to 40"
+    assert not sweep_report.rounds_in_words([means[0], means[4], means[2]])
 
 
 def test_a_curve_that_falls_with_less_noise_is_said() -> None:
