@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -95,9 +96,8 @@ def unfound_warning(fitted: FittedRun) -> str | None:
     if not is_classes or OUTPUTS not in extra or len(fitted.history_) < ENOUGH_ROUNDS:
         return None
     classes = kept.learned.config["classes"]
-    answers = extra[OUTPUTS][:, :classes].argmax(1).unique().tolist()
-    present, counts = extra[TARGETS].unique(return_counts=True)
-    pairs = zip(present.tolist(), counts.tolist(), strict=True)
+    answers = set(extra[OUTPUTS][:, :classes].argmax(1).tolist())
+    pairs = sorted(Counter(extra[TARGETS].tolist()).items())
     # one sample more or less may be chance
     unfound = [f"{fitted.classes_[k]} ({n})" for k, n in pairs if n > 1 and k not in answers]
     if not unfound:
