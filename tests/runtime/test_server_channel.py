@@ -453,12 +453,6 @@ def test_who_misses_the_key_agreement_sits_out_and_catches_up(
     )
 
 
-def test_a_client_that_is_alone_at_first_does_not_stop_the_run() -> None:
-    came = keyed_in(lambda call: {0, 1, 3, 4} if call.round == 1 else set(), 2)
-    assert came[0] in ([], [2])
-    assert came[1] == EVERYONE
-
-
 def test_a_leader_whose_reply_is_lost_joins_the_seed_of_the_next_leader() -> None:
     """It has drawn a seed that nobody else got; the box of the next leader holds another one."""
     nodes = {i: endpoint(ROWS, True, [i]) for i in ALL}
