@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -224,26 +223,6 @@ def test_newcomers_take_the_model_of_lowest_loss() -> None:
     fitted = made(rounds=6, mask="rotation").fit(run)
     kinds = dict(zip(run.truth, fitted.labels_, strict=True))
     assert [*fitted.join(newcomers)] == [kinds[kind] for kind in newcomers.truth]
-
-
-def test_a_run_killed_before_its_updates_ends_as_if_it_never_had_been(
-    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = made(rounds=3).fit(digits)
-    average = CLoVE.average_assigned
-
-    def killed(self: CLoVE, net: Any, *rest: Any) -> None:
-        if net.round == 2:
-            raise KeyboardInterrupt
-        average(self, net, *rest)
-
-    monkeypatch.setattr(CLoVE, "average_assigned", killed)
-    with pytest.raises(KeyboardInterrupt):
-        made(rounds=3).fit(digits, folder=tmp_path)
-    monkeypatch.setattr(CLoVE, "average_assigned", average)
-    resumed = made(rounds=3).fit(digits, folder=tmp_path)
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    assert resumed.ledger_.events == whole.ledger_.events
 
 
 def test_losses_and_training_together_reach_the_target(digits: Federation) -> None:

@@ -191,13 +191,6 @@ def test_newcomers_join_the_cluster_whose_model_fits(swapped: Federation) -> Non
     assert fitted.join(swapped).tolist() == fitted.labels_.tolist()
 
 
-def test_a_target_covers_training_and_choices(swapped: Federation) -> None:
-    # choices as expensive as steps of training
-    params: dict[str, Any] = {"k": 2, "rounds": 10, "selection_share": 0.5, "selection_noise": 1.0}
-    fitted = RDPCFL(model="linear", clip=1.0, target_epsilon=8.0, **params).fit(swapped)
-    assert 0.9 * 8 < fitted.ledger_.price(1e-5).epsilon <= 8
-
-
 @pytest.mark.filterwarnings("ignore:.*lost in the noise|.*most likely of noise")
 def test_a_whole_client_changes_shares_of_right_answers(swapped: Federation) -> None:
     # with the unit "client" a choice depends on shares in [0, 1], so little noise hides most of it

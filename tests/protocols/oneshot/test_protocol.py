@@ -472,41 +472,6 @@ def test_layers_without_names_cannot_be_named() -> None:
         OneShot(rounds=1, model=torch.nn.Linear(6, 3), common="weight").fit(federation)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("mask", "stop"),
-    [
-        ("permutation", 1),
-        ("permutation", 2),
-        ("none", 3),
-        cases.exhaustive("permutation", 3),
-        cases.exhaustive("none", 1),
-        cases.exhaustive("none", 2),
-    ],
-)
-def test_a_run_stopped_between_two_averages_of_the_common_layers_goes_on_as_if_it_never_had(
-    mask: str, stop: int, tasks: Federation, tmp_path: Path
-) -> None:
-    made, settings = (
-        OneShot(rounds=4, gps_every=3, mask=mask, tasks=2),
-        Settings(transcript="full", dropout=0.1),
-    )
-    whole = made.fit(tasks, settings)
-
-    def interrupt(line: dict[str, Any]) -> None:
-        if line["round"] == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.fit(tasks, settings, folder=tmp_path, report=interrupt)
-    resumed = made.fit(tasks, settings, folder=tmp_path)
-    assert resumed.server_state_ == whole.server_state_
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    assert (resumed.bytes_, resumed.history_) == (whole.bytes_, whole.history_)
-    assert resumed.transcript_.entries == whole.transcript_.entries
-    assert made.replay(resumed.transcript_, made.config(tasks, "float32")) == whole.server_state_
-
-
 def test_text_is_refused() -> None:
     draw = np.random.default_rng(0)
     texts = {f"c{k}": (t := draw.integers(0, 9, (20, 7)), np.roll(t, -1, 1)) for k in range(4)}

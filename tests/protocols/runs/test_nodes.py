@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import cases
-import numpy as np
 import pytest
 import torch
 
@@ -29,7 +28,6 @@ from securecluster.parties.client_state import ClientState
 from securecluster.parties.deployment import Deployment, build_network
 from securecluster.parties.derived import adds_noise, call_types, initial_model
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.privacy.masking import key_agreement
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.averages.pending_updates import PendingUpdates
@@ -137,7 +135,6 @@ SECURE |= {
 # noise in shares, which every new process draws as the last one did
 SHARES: dict[str, Any] = {**CLIENT, "placement": "distributed", "aggregation": "secagg"}
 SECURE["fedavg, shares"] = ("fedavg", SHARES)
-SHARED = ("fedavg, shares", "permutation")
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
@@ -164,20 +161,6 @@ ALL = [*EVERY, *TURNED, *((name, "permutation") for name in NOISY)]
 MAIN = [
     (name, "permutation")
     for name in ("fedavg", "cfl sketch", "flhc", "ifca", "local-kmeans", "nsim", "oneshot", "srfca")
-]
-REBORN = [
-    *MAIN,
-    ("cfl", "permutation"),
-    ("cfl fallback", "permutation"),
-    ("flhc apart", "permutation"),
-    ("nsim apart", "permutation"),
-    ("srfca l2", "permutation"),
-    ("finetune, examples", "permutation"),
-    ("mrmtl, examples", "permutation"),
-    ("ifca, clients", "permutation"),
-    ("signature, examples", "permutation"),
-    ("srfca", "none"),
-    ("local", "none"),
 ]
 LOST = [
     *MAIN,
@@ -492,23 +475,6 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED, SHARED]
-)
-def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
-    name: str, mask: str, federation: Federation, calm: Any
-) -> None:
-    world = World(name, mask, federation, amnesic=True)
-    found, (whole, _) = world.result(), calm(name, mask)
-    assert found.state == whole.state
-    assert found.same_models(whole)
-    assert found.ledger == whole.ledger
-    assert found.alone == whole.alone
-    if name.removesuffix(", momentum") in ("flhc apart", "nsim apart", "local"):
-        assert found.alone == list(range(CLIENTS))
-
-
 def some(what: str, but: tuple[str, ...] = ("train_locally",)) -> Fault:
     """A fault in client 0's second call of every method, or its first where there may be one, and
     in client 1's first.
@@ -584,7 +550,7 @@ LONE = [(name, mask) for name, mask in ALL if name in WITH_LONE]
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize(("name", "mask"), cases.covering(LONE, REBORN + KILLED))
+@pytest.mark.parametrize(("name", "mask"), cases.covering(LONE, MAIN + KILLED))
 def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
@@ -650,34 +616,6 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     assert found.state == whole.state
     assert found.same_models(whole)
     assert found.ledger == whole.ledger
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "ifca", "srfca", "fedavg, secagg"])
-def test_keys_of_the_operating_system_are_kept_too(
-    name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under a permutation the models are the same whatever the key, up to the order in which torch
-    adds the last few columns.
-    """
-    found = []
-    for amnesic in (False, True):
-        # stands for the system's, so that both runs have the same keys if these are drawn once
-        draws = np.random.default_rng(7)
-        monkeypatch.setattr(
-            key_agreement.os, "urandom", lambda count, draws=draws: draws.bytes(count)
-        )
-        world = World(name, "permutation", federation, amnesic, simulated=False)
-        found.append(world.result())
-        assert world.nodes[1].endpoint().keys.secrets.seed[1] != Randomness(0).key(
-            "client", 0, "mask"
-        )
-    living, reborn = found
-    assert reborn.state == living.state
-    assert reborn.same_models(living)
-    whole, _ = calm(name, "permutation")
-    torch.testing.assert_close(living.models, whole.models, rtol=0, atol=1e-5)
-    assert living.labels == whole.labels
 
 
 def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation) -> None:
