@@ -79,15 +79,9 @@ FILES_NEEDED = {
     "securecluster.parties.method": 2,
 }
 NOT_OF_FEDAVG = (
-    "audits",
-    "nodes",
-    "protections.encryption",
-    "protections.pads",
-    "protections.secure_sums",
-    "reports",
-    "runs.ray_blocks",
-    "studies",
-)
+    "audits", "nodes", "protections.encryption", "protections.pads", "protections.secure_sums",
+    "reports", "runs.ray_blocks", "studies",
+)  # fmt: skip
 MOST_WORDS = {
     "README.md": 900,
     "ARCHITECTURE.md": 1990,

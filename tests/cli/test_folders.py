@@ -268,24 +268,6 @@ def test_a_run_that_is_being_written_is_not_replaced(
     assert contents(run) == before
 
 
-@pytest.mark.exhaustive
-def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    start = ["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]
-    assert main(start) == 0
-    with run_folder.locked(out / "local"):
-        assert main([*start, "--seed", "1"]) == 2
-    assert "another process" in capsys.readouterr().err
-    assert seed_of(out / "local") == 0
-    (out / "local" / "notes.txt").write_text("mine")
-    assert main([*start, "--seed", "1"]) == 2
-    (out / "local" / "notes.txt").unlink()
-    assert main([*start, "--seed", "1"]) == 0
-    assert seed_of(out / "local") == seed_of(out / "fedavg") == 1
-
-
 def make_folder_of(content: dict[str, object], folder: Path) -> None:
     """Make a folder with a configuration and a marker that agree."""
     folder.mkdir(exist_ok=True)

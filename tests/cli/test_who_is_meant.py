@@ -292,16 +292,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table["ill"] = draw.integers(0, 2, 144)
     table.to_parquet(folder / "patients.parquet")
     columns = [
-        "--client-column",
-        "hospital",
-        "--label-column",
-        "ill",
-        "--classes",
-        "0",
-        "1",
-        "--model",
+        "--client-column", "hospital", "--label-column", "ill", "--classes", "0", "1", "--model",
         "linear",
-    ]
+    ]  # fmt: skip
     masked = ["--clip", "1", "--noise", "2", "--mask", "permutation", "--transcript", "full"]
     length = ["--rounds", "1", "--epochs", "1", "--threads", "1"]
     target = folder / "run"

@@ -250,26 +250,6 @@ def test_clients_whose_names_read_alike_are_refused() -> None:
     refused("truth: 1 and '1' would both be", lambda: made(two, truth=dict.fromkeys(twice, 0)))
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        (("3", np.int64(3)), r"'3' and np\.int64\(3\) would both be the client '3'"),
-        (("1", 1.0), r"'1' and 1\.0 would both be the client '1'"),
-        (("A", "A "), "'A' and 'A ' would both be the client 'A': give them different names"),
-        ((True, "b"), "True is no client's name: give text or a whole number"),
-        ((" ", "b"), "' ' is no client's name"),
-        ((None, "b"), "None is no client's name"),
-    ],
-)
-def test_names_that_differ_in_type_or_blanks_alone_are_refused(
-    keys: tuple[Any, Any], sentence: str
-) -> None:
-    samples = {key: (X + k, Y) for k, key in enumerate(keys)}
-    refused(sentence, lambda: Federation.from_arrays(samples, seed=0))
-    federation = Federation.from_arrays({"a": (X, Y), "b": (X, Y)}, seed=0)
-    refused(sentence, lambda: replace(federation, names=keys))
-
-
 def test_names_are_stored_as_they_print() -> None:
     samples: Any = {" north ": (X, Y), 2.0: (X, Y), "new\u00a0 york": (X, Y)}
     assert Federation.from_arrays(samples, seed=0).names == ("north", "2", "new york")

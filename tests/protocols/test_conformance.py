@@ -421,19 +421,9 @@ CHANGES: list[dict[str, Any]] = [
     {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))},
 ]
 RESUMED = (
-    CFL,
-    CLoVE,
-    FedAvg,
-    FineTune,
-    Hidden,
-    IFCA,
-    Local,
-    LocalKMeans,
-    MRMTL,
-    OneShot,
-    RandomClusters,
+    CFL, CLoVE, FedAvg, FineTune, Hidden, IFCA, Local, LocalKMeans, MRMTL, OneShot, RandomClusters,
     SRFCA,
-)
+)  # fmt: skip
 
 
 @pytest.mark.few(4)

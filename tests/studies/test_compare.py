@@ -280,34 +280,9 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], sentence: str, refused_by: Callable[..., None]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert exit_of("compare", *arguments) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(
-    whole: Path, tmp_path: Path
-) -> None:
-    mine, out = tmp_path / "mine", tmp_path / "out"
-    mine.mkdir()
-    (mine / "thesis.tex").write_text("years of work")
-    for force in ([], ["--force"]):
-        assert exit_of("compare fedavg local --quiet", *SMALL, "--out", mine, *force) == 2
-    assert (mine / "thesis.tex").read_text() == "years of work"
-    shutil.copytree(whole, out)
-    assert exit_of("compare fedavg local --quiet", *SMALL, "--out", out) == 2
-    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
-    assert exit_of("compare fedavg local --quiet --force", *SMALL, "--out", out) == 0
-    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["fedavg", "local"]
+    refused_by(sentence, "compare", *arguments)
 
 
 def test_a_comparison_in_use_is_not_replaced(

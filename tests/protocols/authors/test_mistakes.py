@@ -543,18 +543,9 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
     declared = EntryPoint("broken", f"{module}:Broken", registry.GROUP)
     monkeypatch.setattr(installed_packages, "points", lambda group: [declared])
     small = [
-        "--clients",
-        "4",
-        "--clusters",
-        "2",
-        "--samples",
-        "20",
-        "--rounds",
-        "1",
-        "--epochs",
-        "1",
+        "--clients", "4", "--clusters", "2", "--samples", "20", "--rounds", "1", "--epochs", "1",
         "--quiet",
-    ]
+    ]  # fmt: skip
     assert main(["run", "broken", *small, "--out", str(tmp_path / "run")]) == 2
     told = capsys.readouterr().err
     assert told.startswith("securecluster: ") and sentence in told

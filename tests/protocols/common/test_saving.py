@@ -29,15 +29,9 @@ EVERY = [
     (Local, "none"),
 ]
 PLACED = (
-    "labels_",
-    "bytes_",
-    "history_",
-    "dropped_",
-    "agreement_",
-    "server_state_",
-    "seconds_",
+    "labels_", "bytes_", "history_", "dropped_", "agreement_", "server_state_", "seconds_",
     "device_",
-)
+)  # fmt: skip
 
 
 @pytest.fixture

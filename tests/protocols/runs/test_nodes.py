@@ -499,18 +499,9 @@ def some(what: str, but: tuple[str, ...] = ("train_locally",)) -> Fault:
 
 
 ONCE = (
-    "key_offer",
-    "key_seal",
-    "key_open",
-    "send_model",
-    "pool",
-    "eigen",
-    "relevance",
-    "losses",
-    "receive",
-    "judge",
-    "post",
-)
+    "key_offer", "key_seal", "key_open", "send_model", "pool", "eigen", "relevance", "losses",
+    "receive", "judge", "post",
+)  # fmt: skip
 
 
 TRAINED_ALONE = ("local",)

@@ -30,27 +30,10 @@ from securecluster.runtime.transport import Framed
 TARGET = 2
 # variants of all protocols that offer secure sums and send clients a model
 BOUND = (
-    "cfl sketch",
-    "cfl compress",
-    "cfl signature",
-    "cflgp",
-    "fedavg",
-    "finetune",
-    "flhc",
-    "flhc sketch",
-    "flux",
-    "hidden",
-    "hidden residuals",
-    "ifca",
-    "local-kmeans",
-    "mrmtl",
-    "nsim",
-    "oneshot",
-    "pacfl",
-    "random",
-    "signature",
-    "srfca",
-)
+    "cfl sketch", "cfl compress", "cfl signature", "cflgp", "fedavg", "finetune", "flhc",
+    "flhc sketch", "flux", "hidden", "hidden residuals", "ifca", "local-kmeans", "mrmtl", "nsim",
+    "oneshot", "pacfl", "random", "signature", "srfca",
+)  # fmt: skip
 # a cluster of two has no majority
 OTHER = rf"{TARGET} follows from (another model, or other public numbers|several models)"
 

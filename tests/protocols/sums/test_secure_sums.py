@@ -67,27 +67,10 @@ from securecluster.runtime.transport import InProcess
 from securecluster.statements import privacy_section
 
 ACCEPTED = (
-    "cfl sketch",
-    "cfl compress",
-    "cfl signature",
-    "flhc",
-    "flhc apart",
-    "flhc signature",
-    "flux",
-    "srfca",
-    "srfca sealed",
-    "oneshot",
-    "nsim",
-    "nsim apart",
-    "hidden",
-    "ifca",
-    "local-kmeans",
-    "random",
-    "fedavg",
-    "finetune",
-    "mrmtl",
-    "local",
-)
+    "cfl sketch", "cfl compress", "cfl signature", "flhc", "flhc apart", "flhc signature", "flux",
+    "srfca", "srfca sealed", "oneshot", "nsim", "nsim apart", "hidden", "ifca", "local-kmeans",
+    "random", "fedavg", "finetune", "mrmtl", "local",
+)  # fmt: skip
 REFUSED = {
     "cfl": ("single updates", "sketch"),
     "cfl gradient": ("single updates", "sketch"),
