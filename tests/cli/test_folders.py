@@ -65,19 +65,11 @@ def test_force_leaves_folders_of_others_alone(
 @pytest.mark.parametrize(
     "name",
     [
-        "notes.txt",
-        "figure.png",
-        "compare.json",
-        ".notes.tmp",
-        ".models.safetensors.tmp",
-        "transcript/notes.safetensors",
-        "transcript/more/a.txt",
-        "transcript/.notes.tmp",
-        "old/data.csv",
-        "checkpoint-final/x",
-        "checkpoint-000001/README",
+        "notes.txt", "figure.png", "compare.json", ".notes.tmp", ".models.safetensors.tmp",
+        "transcript/notes.safetensors", "transcript/more/a.txt", "transcript/.notes.tmp",
+        "old/data.csv", "checkpoint-final/x", "checkpoint-000001/README",
     ],
-)
+)  # fmt: skip
 def test_force_leaves_files_of_others_alone(
     name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,13 +36,9 @@ from securecluster.runtime.transport import InProcess, Recorded
 
 FULL = Settings(transcript="full")
 PAIRS = [
-    ("l1", "complete"),
-    ("l1", "single"),
-    ("l2", "average"),
-    ("l2", "ward"),
-    ("cosine", "complete"),
+    ("l1", "complete"), ("l1", "single"), ("l2", "average"), ("l2", "ward"), ("cosine", "complete"),
     ("cosine", "average"),
-]
+]  # fmt: skip
 
 
 def some(federation: Federation, who: range) -> Federation:

@@ -236,14 +236,10 @@ def test_the_centre_is_that_of_the_data_set_or_the_mean_that_clients_tell(
 @pytest.mark.parametrize(
     ("noise", "shares", "kind"),
     [
-        (0.0, "equal", "residuals"),
-        (0.5, "equal", "residuals"),
-        (0.0, "own", "blocks"),
-        (0.5, "own", "residuals"),
-        (0.0, "clusters", "plain"),
-        (0.5, "clusters", "plain"),
+        (0.0, "equal", "residuals"), (0.5, "equal", "residuals"), (0.0, "own", "blocks"),
+        (0.5, "own", "residuals"), (0.0, "clusters", "plain"), (0.5, "clusters", "plain"),
     ],
-)
+)  # fmt: skip
 def test_shares_of_classes_choose_the_kind(noise: float, shares: str, kind: str) -> None:
     """Clients have all ten classes, five of their own choice, or one half of them or the other."""
     federation = Federation.simulate(

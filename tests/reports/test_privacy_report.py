@@ -73,14 +73,10 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     assert privacy["placement"].startswith(placement) and privacy["exact"] == []
     assert privacy["releases"] == [
         {
-            "method": "contribute",
-            "field": "delta",
-            "mechanism": "gaussian",
-            "noise_multiplier": 2.0,
-            "times": 2,
-            "reader": "server",
+            "method": "contribute", "field": "delta", "mechanism": "gaussian",
+            "noise_multiplier": 2.0, "times": 2, "reader": "server",
         }
-    ]
+    ]  # fmt: skip
     assert any("before the server adds its noise" in text for text in privacy["server_view"]) == (
         placement == "central"
     )

@@ -264,13 +264,9 @@ def test_files_of_clients_and_of_a_key_authority_are_for_the_owners_eyes_only(
     (checkpoint,) = tmp_path.glob("checkpoint-*")
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in checkpoint.iterdir()}
     assert modes == {
-        "clients": 0o600,
-        "authority": 0o600,
-        "network": 0o644,
-        "clock": 0o644,
-        "loop-train": 0o644,
+        "clients": 0o600, "authority": 0o600, "network": 0o644, "clock": 0o644, "loop-train": 0o644,
         "manifest.json": 0o644,
-    }
+    }  # fmt: skip
 
 
 def test_a_failing_body_leaves_the_checkpoint_before_it_intact(tmp_path: Path) -> None:

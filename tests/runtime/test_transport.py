@@ -219,14 +219,10 @@ CALL = SimpleNamespace(verb=GATHER)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("exchange", (CALL,)),
-        ("exchange_all", ([CALL],)),
-        ("begin", (CALL,)),
-        ("stream", (CALL, 7)),
-        ("relay", (CALL, "the replies")),
-        ("tolerate", ("an error",)),
+        ("exchange", (CALL,)), ("exchange_all", ([CALL],)), ("begin", (CALL,)),
+        ("stream", (CALL, 7)), ("relay", (CALL, "the replies")), ("tolerate", ("an error",)),
     ],
-)
+)  # fmt: skip
 def test_an_authoritys_transport_passes_everything_on_to_that_of_the_clients(
     name: str, arguments: tuple[object, ...]
 ) -> None:

@@ -494,13 +494,9 @@ def test_curves_show_the_start_that_went_on(tmp_path: Path) -> None:
 def _row(protocol: str, **more: Any) -> dict[str, Any]:
     """A row of a comparison under noise, where every column has something to say."""
     numbers = {
-        "clusters": 12,
-        "ari": -0.04,
-        "accuracy_before": 0.703,
-        "accuracy": 0.875,
-        "at_target": 0.4,
+        "clusters": 12, "ari": -0.04, "accuracy_before": 0.703, "accuracy": 0.875, "at_target": 0.4,
         "rounds": 1057,
-    }
+    }  # fmt: skip
     sent = {"up": 875_400_000, "down": 12_000_000, "servers": 80_100_000}
     priced = {
         "epsilon": 107123.4,
@@ -519,13 +515,9 @@ def test_no_cell_of_the_table_is_cut(width: int) -> None:
         _row("flhc", epsilon=None), _row("oneshot", given={"tasks": 3}),
     ]  # fmt: skip
     content = {
-        "data": "digits",
-        "scenario": "label-swap",
-        "clients": 20,
-        "true_clusters": 4,
-        "seed": 0,
+        "data": "digits", "scenario": "label-swap", "clients": 20, "true_clusters": 4, "seed": 0,
         "target": 0.99,
-    }
+    }  # fmt: skip
     content |= {"metric": "accuracy", "protocols": rows}
     out = io.StringIO()
     comparison.show(content, Console(width=width, file=out))
@@ -542,24 +534,14 @@ def test_no_cell_of_the_table_is_cut(width: int) -> None:
 
 def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     row = {
-        "protocol": "cfl",
-        "clusters": 4,
-        "ari": None,
-        "accuracy_before": 0.7,
-        "accuracy": 0.95,
-        "at_target": None,
-        "error": None,
-    }
+        "protocol": "cfl", "clusters": 4, "ari": None, "accuracy_before": 0.7, "accuracy": 0.95,
+        "at_target": None, "error": None,
+    }  # fmt: skip
     row |= {"up": 10, "down": 20, "servers": 0, "epsilon": None, "seconds": 1.0}
     content = {
-        "data": "digits",
-        "scenario": "iid",
-        "clients": 20,
-        "seed": 0,
-        "target": 0.9,
-        "metric": "accuracy",
-        "protocols": [row],
-    }
+        "data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9,
+        "metric": "accuracy", "protocols": [row],
+    }  # fmt: skip
     comparison.show(content)
     printed = capsys.readouterr().out
     assert "at 0.9" not in printed and "ARI" not in printed and "servers" not in printed

@@ -26,16 +26,9 @@ from securecluster.training.config import FULL_GRADIENT
 
 Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 SMALL = {
-    "data": "digits",
-    "model": "mlp-32",
-    "epochs": 1,
-    "lr": 0.1,
-    "batch_size": 20,
-    "rounds": 3,
-    "clients": 6,
-    "clusters": 3,
-    "seed": 0,
-}
+    "data": "digits", "model": "mlp-32", "epochs": 1, "lr": 0.1, "batch_size": 20, "rounds": 3,
+    "clients": 6, "clusters": 3, "seed": 0,
+}  # fmt: skip
 
 
 def test_random_vectors_are_drawn_as_said() -> None:
@@ -65,13 +58,8 @@ def test_figure_3(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
         correct >= positive for positive, correct in share.values()
     )
     assert [row["guaranteed"] for row in rows] == [
-        "True",
-        "False",
-        "False",
-        "True",
-        "False",
-        "False",
-    ]
+        "True", "False", "False", "True", "False", "False",
+    ]  # fmt: skip
     assert "p_correct is at least 0.99 up to γ: k = 2: " in capsys.readouterr().out
 
 

@@ -21,13 +21,9 @@ from securecluster.parties.derived import initial_model
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, FineTune, Local, Settings
 
 EVERY = [
-    (CFL, "permutation"),
-    (CFL, "rotation"),
-    (FedAvg, "none"),
-    (FedAvg, "permutation"),
-    (FineTune, "permutation"),
-    (Local, "none"),
-]
+    (CFL, "permutation"), (CFL, "rotation"), (FedAvg, "none"), (FedAvg, "permutation"),
+    (FineTune, "permutation"), (Local, "none"),
+]  # fmt: skip
 PLACED = (
     "labels_", "bytes_", "history_", "dropped_", "agreement_", "server_state_", "seconds_",
     "device_",

@@ -47,13 +47,8 @@ def dozen() -> Federation:
 def make(**params: Any) -> Any:
     """Hidden with two clusters, two rounds and plain sums."""
     small: dict[str, Any] = {
-        "k": 2,
-        "rounds": 2,
-        "epochs": 1,
-        "model": "linear",
-        "mask": "none",
-        "points": "means",
-    }
+        "k": 2, "rounds": 2, "epochs": 1, "model": "linear", "mask": "none", "points": "means",
+    }  # fmt: skip
     return Hidden(**{**small, "aggregation": "plain", **params})
 
 

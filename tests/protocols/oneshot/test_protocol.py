@@ -95,13 +95,8 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
     fitted = OneShot(rounds=2, mask="permutation", sealed=sealed, tasks=2).fit(tasks, FULL)
     gps = list(fitted.transcript_.seen_by({SERVER}))
     assert {s.method for s in gps} == {
-        "key_offer",
-        "key_seal",
-        "key_open",
-        "eigen",
-        "relevance",
-        "mix",
-    }
+        "key_offer", "key_seal", "key_open", "eigen", "relevance", "mix",
+    }  # fmt: skip
     for c in (0, 1):
         own = {client(i) for i in range(10) if fitted.labels_[i] == c}
         seen = list(fitted.transcript_.seen_by({lps(c)}))

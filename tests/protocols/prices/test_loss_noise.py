@@ -169,15 +169,9 @@ def counts(fitted: Any) -> tuple[int, int]:
 
 # rows of losses, updates or layers, and trainings of a client to which everyone replies
 MOST: dict[str, tuple[int, int, int]] = {
-    "srfca": (3, 3, 3),
-    "srfca trim": (2, 3, 3),
-    "srfca sealed": (2, 2, 2),
-    "srfca l2": (0, 2, 2),
-    "ifca": (5, 2, 2),
-    "nsim": (0, 3, 2),
-    "nsim independent": (0, 3, 2),
-    "local-kmeans": (0, 2, 2),
-}
+    "srfca": (3, 3, 3), "srfca trim": (2, 3, 3), "srfca sealed": (2, 2, 2), "srfca l2": (0, 2, 2),
+    "ifca": (5, 2, 2), "nsim": (0, 3, 2), "nsim independent": (0, 3, 2), "local-kmeans": (0, 2, 2),
+}  # fmt: skip
 
 
 def bounds(name: str, way: str) -> tuple[int, int]:

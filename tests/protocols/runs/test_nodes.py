@@ -61,37 +61,12 @@ LONGER: dict[str, dict[str, Any]] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, LONGER.get(name, {}))
     for name in (
-        "fedavg",
-        "cfl",
-        "cfl gradient",
-        "cfl sketch",
-        "cfl signature",
-        "cfl compress",
-        "cfl fallback",
-        "flhc",
-        "flhc apart",
-        "flhc 4bit",
-        "flhc signature",
-        "hidden",
-        "clove",
-        "cflgp",
-        "flux",
-        "rdpcfl",
-        "ifca",
-        "local-kmeans",
-        "nsim",
-        "nsim apart",
-        "oneshot",
-        "pacfl",
-        "random",
-        "signature",
-        "srfca",
-        "srfca l2",
-        "local",
-        "finetune",
-        "mrmtl",
+        "fedavg", "cfl", "cfl gradient", "cfl sketch", "cfl signature", "cfl compress",
+        "cfl fallback", "flhc", "flhc apart", "flhc 4bit", "flhc signature", "hidden", "clove",
+        "cflgp", "flux", "rdpcfl", "ifca", "local-kmeans", "nsim", "nsim apart", "oneshot", "pacfl",
+        "random", "signature", "srfca", "srfca l2", "local", "finetune", "mrmtl",
     )
-}
+}  # fmt: skip
 NOISY: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg, clients": ("fedavg", CLIENT),
     "cfl sketch, clients": ("cfl sketch", CLIENT),
@@ -112,16 +87,9 @@ MOMENTUM: dict[str, Any] = {"momentum": 0.9, "lr": 0.05, "keep_momentum": True}
 KEPT = {
     f"{name}, momentum": (CASES[name][0], {**CASES[name][1], **MOMENTUM})
     for name in (
-        "fedavg",
-        "cfl",
-        "cfl sketch",
-        "flhc apart",
-        "local-kmeans",
-        "nsim",
-        "oneshot",
-        "local",
+        "fedavg", "cfl", "cfl sketch", "flhc apart", "local-kmeans", "nsim", "oneshot", "local",
     )
-}
+}  # fmt: skip
 SECURE = {
     f"{name}, secagg": (base, {**params, "aggregation": "secagg"})
     for name, (base, params) in CASES.items()

@@ -162,15 +162,10 @@ def test_a_member_that_was_sent_one_other_bit_is_named(name: str, federation: Fe
 @pytest.mark.parametrize(
     "method",
     [
-        "send_residual",
-        "send_moments",
-        "count_cell",
-        "count_step",
-        "send_counted_step",
-        "count_cluster",
-        "assign",
+        "send_residual", "send_moments", "count_cell", "count_step", "send_counted_step",
+        "count_cluster", "assign",
     ],
-)
+)  # fmt: skip
 def test_other_public_numbers_of_hidden_are_noticed(method: str, federation: Federation) -> None:
     def rewrite(asked: str, query: Any) -> Any:
         if asked != method:
