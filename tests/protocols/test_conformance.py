@@ -114,7 +114,7 @@ def test_one_masked_round_equals_a_plain_one(
     conformance.check_masked_round(partial(method, protocol), small, mask)
 
 
-# FedAvg and RandomClusters do what FineTune does; for IFCA, CLoVE and RDPCFL see their own
+# FedAvg and RandomClusters do what FineTune does; for the others see nodes/test_every_node.py
 AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, MRMTL, NSIM, OneShot, PACFL, SRFCA, Signature)
 
 

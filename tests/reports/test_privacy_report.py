@@ -160,12 +160,8 @@ def test_windows_that_have_positions_in_common_are_told(unit: str) -> None:
 
 def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> None:
     noised = {
-        "clip": 1.0,
-        "noise": 1.0,
-        "dp_unit": "client",
-        "placement": "central",
-        "gram_noise": 1.0,
-    }
+        "clip": 1.0, "noise": 1.0, "dp_unit": "client", "placement": "central", "gram_noise": 1.0,
+    }  # fmt: skip
     told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small).result_)
     how = {
         text.split(" of ")[0]: text

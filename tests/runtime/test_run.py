@@ -269,19 +269,6 @@ def test_files_of_clients_and_of_a_key_authority_are_for_the_owners_eyes_only(
     }  # fmt: skip
 
 
-def test_a_failing_body_leaves_the_checkpoint_before_it_intact(tmp_path: Path) -> None:
-    box: dict[str, Any] = {"value": Box(1)}
-    run, before = Run(tmp_path, keeper(box)), {}
-    with pytest.raises(StoppedError):
-        for t in run.rounds("train", State(), 5):
-            before = snapshot(tmp_path)
-            box["value"] = Box(t)
-            if t == 3:
-                raise StoppedError
-    assert len(before) == 5
-    assert snapshot(tmp_path) == before
-
-
 def _no_disk(*_: object) -> None:
     raise RunFolderError("cannot write: free some space")
 

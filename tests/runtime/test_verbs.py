@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,7 +21,7 @@ from securecluster.parties.deployment import build_network
 from securecluster.parties.endpoints import build_client
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Settings
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers
 from securecluster.runtime.run import Run
@@ -174,20 +173,3 @@ def test_parties_see_their_own_frames_and_the_wire_sees_lengths(tiny: Federation
     with pytest.raises(UsageError, match="transcript='full'"):
         list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({SERVER}))
     assert list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({WIRE}))
-
-
-def test_a_transcript_knows_the_clients_names_and_newcomers_numbers(tiny: Federation) -> None:
-    named = dataclasses.replace(tiny, names=tuple(f"site-{k}" for k in range(len(tiny))))
-    fitted = IFCA(rounds=1, k=2, starts=1).fit(named.select([1, 0, 2]), Settings(transcript="full"))
-    seen = [s.step for s in fitted.transcript_.seen_by("site-1")]
-    assert seen and seen == [s.step for s in fitted.transcript_.seen_by(0)]
-    with pytest.raises(
-        UsageError,
-        match=r"no party 'site-3': .*clients by name \('site-1', 'site-0', 'site-2'\) or position",
-    ):
-        fitted.transcript_.seen_by("site-3")
-    fitted.join(named.select([3]))
-    joined = fitted.joined_.transcript
-    assert [s.step for s in joined.seen_by("site-3")] == [s.step for s in joined.seen_by(3)] != []
-    with pytest.raises(UsageError, match="no party 4"):
-        joined.seen_by(4)

@@ -499,12 +499,8 @@ def _row(protocol: str, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
     sent = {"up": 875_400_000, "down": 12_000_000, "servers": 80_100_000}
     priced = {
-        "epsilon": 107123.4,
-        "dp_unit": "client",
-        "seconds": 1234.5,
-        "error": None,
-        "given": None,
-    }
+        "epsilon": 107123.4, "dp_unit": "client", "seconds": 1234.5, "error": None, "given": None,
+    }  # fmt: skip
     return {"protocol": protocol, **numbers, **sent, **priced, **more}
 
 

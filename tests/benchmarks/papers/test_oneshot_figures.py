@@ -234,12 +234,8 @@ def test_noise_multipliers_are_those_of_the_gaussian_mechanism() -> None:
 def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
     rows = [
         {
-            "data": data,
-            "samples": str(n),
-            "features": features,
-            "mechanism": mechanism,
-            "scenario": "tasks",
-            "seed": str(seed),
+            "data": data, "samples": str(n), "features": features, "mechanism": mechanism,
+            "scenario": "tasks", "seed": str(seed),
         }
         | {f"ari_{e:g}": f"{0.1 * seed:g}" for e in oneshot_noise.EPSILONS}
         for data, sizes in oneshot_noise.SAMPLES.items()
@@ -247,7 +243,7 @@ def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
         for features in oneshot_noise.FEATURES[data]
         for mechanism in ("gram", "all")
         for seed in (1, 3)
-    ]
+    ]  # fmt: skip
     axes = oneshot_noise.draw(rows).axes
     assert len(axes) == 6 and [len(place.lines) for place in axes] == [5] * 3 + [7] * 3
     assert all(np.allclose(line.get_ydata(), 0.2) for place in axes for line in place.lines)

@@ -151,12 +151,8 @@ def test_iid_clients_stay_together_whatever_the_clusterer(
 def test_noise_that_drowns_whole_updates_leaves_sketches_clusters() -> None:
     federation = Federation.simulate("digits", seed=0)
     params: dict[str, Any] = {
-        "rounds": 11,
-        "clip": 1.0,
-        "noise": 0.1,
-        "clusterer": "kmeans",
-        "placement": "central",
-    }
+        "rounds": 11, "clip": 1.0, "noise": 0.1, "clusterer": "kmeans", "placement": "central",
+    }  # fmt: skip
     whole, told = (FLHC(**params, sketch=q).fit(federation).agreement_["ari"] for q in (None, 64))
     assert whole < 0.5 and told > 0.8
 

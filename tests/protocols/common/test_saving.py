@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from securecluster import Federation, Iid, LabelSwap
+from securecluster.cli.main import main
 from securecluster.core.client_names import at
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 from securecluster.parties.derived import initial_model
@@ -268,34 +269,12 @@ def test_a_module_that_was_trained_on_still_lets_newcomers_in(
 
 
 def test_a_run_folder_is_loaded_like_a_saved_protocol(tmp_path: Path) -> None:
-    from securecluster.cli.main import main
-
-    assert (
-        main(
-            [
-                "run",
-                "cfl",
-                "--rounds",
-                "2",
-                "--clients",
-                "6",
-                "--samples",
-                "30",
-                "--out",
-                str(tmp_path / "r"),
-                "--quiet",
-            ]
-        )
-        == 0
-    )
+    command = ["run", "cfl", "--rounds", "2", "--clients", "6", "--samples", "30", "--quiet"]
+    assert main([*command, "--out", str(tmp_path / "r")]) == 0
     found = CFL.load(tmp_path / "r")
     assert len(found.labels_) == 6
-    assert (
-        len(
-            found.join(Federation.simulate("digits", scenario=Iid(), clients=2, samples=30, seed=9))
-        )
-        == 2
-    )
+    newcomers = Federation.simulate("digits", scenario=Iid(), clients=2, samples=30, seed=9)
+    assert len(found.join(newcomers)) == 2
     with pytest.raises(SecureClusterError):
         FedAvg.load(tmp_path / "r")
 

@@ -131,12 +131,8 @@ def test_models_of_the_first_round_are_means_of_first_updates(swapped: Federatio
 @pytest.mark.filterwarnings("ignore:all 8 clients ended in one cluster")
 def test_the_price_is_that_of_one_full_step_of_batches_and_of_choices(swapped: Federation) -> None:
     params: dict[str, Any] = {
-        "k": 2,
-        "rounds": 10,
-        "epochs": 1,
-        "batch_size": 20,
-        "model": "linear",
-    }
+        "k": 2, "rounds": 10, "epochs": 1, "batch_size": 20, "model": "linear",
+    }  # fmt: skip
     fitted = RDPCFL(clip=1.0, noise=1.2, selection_noise=5.0, **params).fit(swapped)
     rows = {(row.method, row.mechanism): row for row in fitted.ledger_.summary()}
     assert rows["choose", "gaussian"].noise_multiplier == pytest.approx(6.0)
@@ -156,12 +152,8 @@ def test_choices_with_noise_are_those_of_the_exponential_mechanism(swapped: Fede
     # so little noise that the best model is chosen, and so much that either is
     assert noise_multiplier(60.0) < 0.2
     settings: dict[str, Any] = {
-        "k": 2,
-        "rounds": 20,
-        "model": "linear",
-        "clip": 1.0,
-        "noise": 0.005,
-    }
+        "k": 2, "rounds": 20, "model": "linear", "clip": 1.0, "noise": 0.005,
+    }  # fmt: skip
     sure = RDPCFL(selection_noise=10.0, **settings).fit(swapped)
     assert sure.agreement_["ari"] == 1
     unsure = RDPCFL(selection_noise=1e6, **settings).fit(swapped)

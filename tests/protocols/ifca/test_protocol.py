@@ -268,18 +268,6 @@ def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(
     )
 
 
-@pytest.mark.parametrize("mask", ["none", "rotation"])
-def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
-    mask: str, small: Federation
-) -> None:
-    made = IFCA(k=2, starts=2, start_rounds=1, rounds=3, mask=mask)
-    state, nodes = cases.serve_nodes(made, small)
-    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
-    torch.testing.assert_close(
-        apart, made.fit(small, cases.DOUBLE).client_models_.values, rtol=0, atol=1e-9
-    )
-
-
 def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federation) -> None:
     *_, transcript = served(IFCA(k=2, starts=1, rounds=2), small)
     verbs = {e.method: e.verb for e in transcript.entries}

@@ -131,16 +131,10 @@ MAIN = [
     for name in ("fedavg", "cfl sketch", "flhc", "ifca", "local-kmeans", "nsim", "oneshot", "srfca")
 ]
 LOST = [
-    *MAIN,
-    ("cfl", "permutation"),
-    ("cfl gradient", "permutation"),
-    ("finetune", "permutation"),
-    ("srfca l2", "permutation"),
-    ("oneshot, examples", "permutation"),
-    ("signature, examples", "permutation"),
-    ("srfca, clients", "permutation"),
-    ("fedavg", "none"),
-]
+    *MAIN, ("cfl", "permutation"), ("cfl gradient", "permutation"), ("finetune", "permutation"),
+    ("srfca l2", "permutation"), ("oneshot, examples", "permutation"),
+    ("signature, examples", "permutation"), ("srfca, clients", "permutation"), ("fedavg", "none"),
+]  # fmt: skip
 TWICE = [
     *MAIN,
     ("cfl fallback", "permutation"),
@@ -152,17 +146,10 @@ TWICE = [
     ("cfl", "none"),
 ]
 KILLED = [
-    *MAIN,
-    ("cfl fallback", "permutation"),
-    ("flhc apart", "permutation"),
-    ("random", "permutation"),
-    ("finetune", "permutation"),
-    ("cfl sketch, clients", "permutation"),
-    ("srfca, clients", "permutation"),
-    ("cfl", "none"),
-    ("nsim", "none"),
-    *TURNED[:1],
-]
+    *MAIN, ("cfl fallback", "permutation"), ("flhc apart", "permutation"),
+    ("random", "permutation"), ("finetune", "permutation"), ("cfl sketch, clients", "permutation"),
+    ("srfca, clients", "permutation"), ("cfl", "none"), ("nsim", "none"), *TURNED[:1],
+]  # fmt: skip
 FEW = [
     case
     for case in ALL

@@ -292,14 +292,10 @@ def test_clients_whose_samples_are_partly_others_keep_their_clusters() -> None:
 @pytest.mark.parametrize(
     ("clients", "distance"),
     [
-        (4, "loss"),
-        (8, "l2"),
-        (20, "loss"),
-        cases.exhaustive(4, "l2"),
-        cases.exhaustive(8, "loss"),
-        cases.exhaustive(20, "l2"),
+        (4, "loss"), (8, "l2"), (20, "loss"), cases.exhaustive(4, "l2"),
+        cases.exhaustive(8, "loss"), cases.exhaustive(20, "l2"),
     ],
-)
+)  # fmt: skip
 def test_clients_with_alike_data_are_one_cluster_from_the_start(
     clients: int, distance: str
 ) -> None:
