@@ -1,40 +1,12 @@
-"""Checkpoints, atomic files and packed state."""
+"""What a checkpoint holds does not grow with the rounds before it."""
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 from securecluster import Federation
-from securecluster.errors import RunFolderError
-from securecluster.protocols import CFL, FLHC
-
-
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(
-    tmp_path: Path, small: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = CFL(rounds=4).fit(small)
-    real, writes = os.replace, []
-
-    def full(source: Any, target: Any) -> None:
-        writes.append(target)
-        if len(writes) > 12:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(RunFolderError, match="free some space, then resume") as caught:
-        CFL(rounds=4).fit(small, folder=tmp_path)
-    assert "\n" not in str(caught.value)
-    monkeypatch.setattr(os, "replace", real)
-    resumed = CFL(rounds=4).fit(small, folder=tmp_path)
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    assert resumed.history_ == whole.history_
+from securecluster.protocols import FLHC
 
 
 def test_what_a_round_adds_to_a_checkpoint_does_not_grow_with_the_rounds_before(
