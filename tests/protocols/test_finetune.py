@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 from safetensors.torch import load_file
 
 from securecluster import Federation, LabelSwap
@@ -202,9 +203,7 @@ def test_a_target_is_met_by_the_rounds_that_are_shared(small: Federation) -> Non
 def test_newcomers_get_the_shared_model_and_release_nothing(small: Federation) -> None:
     fitted = FineTune(rounds=3, tune_rounds=1, mask="permutation", **WAYS["example"]).fit(small)
     before = fitted.ledger_.epsilon
-    later = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=9, samples=40, seed=0
-    ).select([6, 7, 8])
+    later = two_clusters(9, 40).select([6, 7, 8])
     assert list(fitted.join(later)) == [0, 0, 0]
     assert fitted.joined_.ledger.events == []
     assert fitted.ledger_.epsilon == before

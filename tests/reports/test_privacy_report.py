@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.cli.main import main
 from securecluster.models.objectives import Language, Trajectory
 from securecluster.protocols import (
@@ -391,9 +392,7 @@ def test_numbers_of_samples_that_signatures_publish_are_named(small: Federation)
 
 
 def test_labels_that_only_clients_know_are_named_where_files_have_them(tmp_path: Path) -> None:
-    clients = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=100, seed=0
-    )
+    clients = two_clusters(8, 100)
     params: dict[str, Any] = {"rounds": 1, "model": "linear", "clip": 1.0, "noise": 0.02}
     assigned = Hidden(k=2, **params).fit(clients, folder=tmp_path)
     labels = json.loads((tmp_path / "result.json").read_text())["labels"]

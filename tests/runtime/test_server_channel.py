@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
@@ -483,9 +483,7 @@ def test_a_leader_whose_reply_is_lost_joins_the_seed_of_the_next_leader() -> Non
 
 
 def test_a_client_that_missed_the_agreement_still_gets_every_average() -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    federation = two_clusters(4, 20)
     method = CFL(rounds=4)
     clients = build_client(method, federation, Settings())
     asked: dict[int, tuple[int, ...]] = {}

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, ReplayError
 from securecluster.messaging import wire
@@ -37,9 +38,7 @@ CONFIG = "c" * 32
 
 @pytest.fixture(scope="module")
 def tiny() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    return two_clusters(4, 20)
 
 
 def serve(

@@ -9,8 +9,9 @@ from typing import Annotated
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.bounds import Real, Upto
@@ -118,9 +119,7 @@ def test_every_private_release_is_in_the_ledger_and_nothing_else() -> None:
 
 @pytest.fixture
 def tiny() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    return two_clusters(4, 20)
 
 
 def served(

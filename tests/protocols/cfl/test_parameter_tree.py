@@ -288,9 +288,7 @@ def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> No
 
 
 def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0
-    )
+    federation = cases.two_clusters(6, 40)
     fitted = CFL(
         fallback=0.25, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=1
     ).fit(federation, Settings(dtype="float64"))

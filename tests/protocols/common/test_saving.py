@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, Iid, LabelSwap
+from securecluster import Federation, Iid
 from securecluster.cli.main import main
 from securecluster.core.client_names import at
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
@@ -34,9 +35,7 @@ PLACED = (
 @pytest.fixture
 def later() -> Federation:
     """Three clients that come when the run is over."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=9, samples=40, seed=0
-    ).select([6, 7, 8])
+    return two_clusters(9, 40).select([6, 7, 8])
 
 
 def module() -> torch.nn.Module:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import DOUBLE, serve
+from cases import DOUBLE, serve, two_clusters
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from securecluster import CFLGP, Federation, LabelSwap, Rotation
+from securecluster import CFLGP, Federation, Rotation
 from securecluster.clustering.similarity import gram
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
@@ -41,9 +41,7 @@ def tiny(kinds: int = 2) -> Federation:
 @pytest.fixture(scope="module")
 def digits() -> Federation:
     """Ten clients of two kinds, which swap two labels."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=10, samples=60, seed=0
-    )
+    return two_clusters(10, 60)
 
 
 def made(**params: Any) -> CFLGP:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import DOUBLE, FULL, serve
+from cases import DOUBLE, FULL, serve, two_clusters
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import Rows
@@ -46,9 +46,7 @@ def tiny() -> Federation:
 @pytest.fixture(scope="module")
 def digits() -> Federation:
     """Ten clients of two kinds, which swap two labels."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=10, samples=60, seed=0
-    )
+    return two_clusters(10, 60)
 
 
 def made(**params: Any) -> CLoVE:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import serve
+from cases import serve, two_clusters
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 from sklearn.preprocessing import StandardScaler
 
-from securecluster import RDPCFL, Federation, LabelSwap, Settings
+from securecluster import RDPCFL, Federation, Settings
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
@@ -29,9 +29,7 @@ FOUR = np.repeat(np.arange(4), 5)
 
 @pytest.fixture(scope="module")
 def swapped() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=100, seed=0
-    )
+    return two_clusters(8, 100)
 
 
 def blobs(spread: float, seed: int = 0) -> np.ndarray:
@@ -96,9 +94,7 @@ def test_a_run_finds_its_clusters_without_noise_and_often_with_it() -> None:
     noise = {"clip": 1.0, "target_epsilon": 1000.0}
     found: dict[str, list[float]] = {"without": [], "with": []}
     for seed in range(4):
-        clients = Federation.simulate(
-            "digits", scenario=LabelSwap(clusters=2), clients=8, samples=100, seed=seed
-        )
+        clients = two_clusters(8, 100, seed=seed)
         for name, options in (("without", {}), ("with", noise)):
             fitted = RDPCFL(k=2, rounds=20, model="linear", **options).fit(clients)
             found[name].append(fitted.agreement_["ari"])
@@ -235,8 +231,6 @@ def test_rounds_of_choices_without_any_reply_change_nothing(swapped: Federation)
     params: dict[str, Any] = {"k": 2, "rounds": 6, "selection_share": 0.5, "model": "linear"}
     for seed in range(3):
         silent = Settings(dropout=0.95)
-        federation = Federation.simulate(
-            "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=seed
-        )
+        federation = two_clusters(4, 20, seed=seed)
         fitted = RDPCFL(**params).fit(federation, silent)
         assert len(fitted.labels_) == 4

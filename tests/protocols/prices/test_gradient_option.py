@@ -77,9 +77,7 @@ EVERY = pytest.mark.parametrize(("method", "own"), METHODS)
 
 def swapped(seed: int, clients: int = 8, samples: int = 170) -> Federation:
     """Return digits of two clusters that swap two labels."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=clients, samples=samples, seed=seed
-    )
+    return two_clusters(clients, samples, seed=seed)
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cases import two_clusters
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from securecluster import FLHC, IFCA, MRMTL, PACFL, CLoVE, Federation, Hidden, LabelSwap, Signature
+from securecluster import FLHC, IFCA, MRMTL, PACFL, CLoVE, Federation, Hidden, Signature
 from securecluster.protocols import ClusteringProtocol
 
 DELTA = 1e-6
@@ -54,9 +55,7 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture(scope="module")
 def clients() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=60, seed=0
-    )
+    return two_clusters(6, 60)
 
 
 @pytest.fixture(scope="module")
