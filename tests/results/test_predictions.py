@@ -210,9 +210,7 @@ def test_a_cluster_whose_clients_trained_alone_shares_no_module(hospitals: Feder
 
 
 def test_the_old_name_of_join_is_refused_and_completion_does_not_offer_it() -> None:
-    run = FedAvg(model="linear", rounds=1).fit(
-        cases.two_clusters(clients=2, samples=20, seed=0)
-    )
+    run = FedAvg(model="linear", rounds=1).fit(cases.two_clusters(clients=2, samples=20, seed=0))
     newcomers = cases.two_clusters(clients=2, samples=20, seed=5)
     for given in (newcomers, np.ones((3, 2))):
         with pytest.raises(UsageError, match=r"call join\(newcomers\) .* predict_samples"):
