@@ -1050,18 +1050,9 @@ def test_mistakes_in_python_get_one_sentence(options: dict[str, Any], sentence: 
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], sentence: str, refused_by: Callable[..., None]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["sweep", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    refused_by(sentence, "sweep", *arguments)
 
 
 @pytest.mark.usefixtures("no_drawings")
