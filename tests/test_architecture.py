@@ -326,6 +326,7 @@ LIGHT = {
 
 
 @pytest.mark.always
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", LIGHT)
 def test_nothing_heavy_is_loaded_before_it_is_needed(name: str, tmp_path: Path) -> None:
     statement, heavy = LIGHT[name]

@@ -34,6 +34,8 @@ OPTIONS: list[tuple[type[Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.always
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("protocol", "options"), OPTIONS, ids=str)
 def test_a_stopped_run_goes_on_with_what_it_kept(
     protocol: type[Any], options: dict[str, Any], small: Federation, tmp_path: Path
