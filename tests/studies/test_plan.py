@@ -262,8 +262,8 @@ def test_epsilon_of_a_client_and_of_an_example_share_no_axis() -> None:
     figure = securecluster.plot.plan(made)
     drawn = [panel for panel in figure.axes if panel.get_lines()]
     assert [(panel.get_xlabel(), panel.get_ylabel()) for panel in drawn] == [
-        ("ε of a run for one client, at δ = 1e-05", "accuracy"),
         ("ε of a run for one example, at δ = 1e-05", "ARI"),
+        ("ε of a run for one client, at δ = 1e-05", "accuracy"),
         ("ε of a run for one example, at δ = 1e-05", "accuracy"),
     ]
     assert all(len(panel.get_lines()) == 1 for panel in drawn)
