@@ -20,8 +20,8 @@ Processors round sums of floats differently, so digests and scores of two machin
 The reference, `benchmarks/results/golden.csv`, has what does: labels, numbers of calls, releases
 and bytes, which are counted, ε, which follows from the counts, and the norm of all models to three
 digits. Noise follows the bits of the row that it is added to, so another rounding draws other
-noise: of a run with noise the reference has ε alone, which is compared where as many events led to
-it. `--write-reference` writes it anew, where a change of numbers is meant.
+noise: of a run with noise the reference has ε alone, which is compared where each client made as
+many noised releases. `--write-reference` writes it anew, where a change of numbers is meant.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import math
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +50,7 @@ from securecluster import Federation, LabelSwap
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
+from securecluster.privacy.dp.ledger import Event
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import (
     CFL,
@@ -347,10 +349,18 @@ def record(fitted: Any) -> Record:
         "scores": [float(score) for score in fitted.scores_],
         "epsilon": float(ledger.epsilon),
         "events": len(ledger.events),
+        "noised": _noised_events(ledger.events),
         "calls": calls,
         "bytes": {direction: sent[direction] for direction in ("up", "down", "servers")},
         "frames": sent["by_message"],
     }
+
+
+def _noised_events(events: Sequence[Event]) -> list[int]:
+    """Return how many events with noise each client has, the largest number first."""
+    noised = [event for event in events if event.noise_multiplier is not None]
+    counts = Counter(client for event in noised for client in event.ids)
+    return sorted(counts.values(), reverse=True)
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -530,10 +540,11 @@ def facts(name: str, case_record: Record) -> dict[str, str]:
     if "refused" in case_record:
         line["refused"] = case_record["refused"]
         return line
-    line["events"] = str(case_record["events"])
     line["epsilon"] = f"{case_record['epsilon']:.9g}"
     if NOISED in name:
+        line["events"] = " ".join(map(str, case_record["noised"])) or "0"
         return line
+    line["events"] = str(case_record["events"])
     line["labels"] = " ".join(map(str, case_record["labels"]))
     line["calls"] = str(len(case_record["calls"]))
     for direction, count in case_record["bytes"].items():

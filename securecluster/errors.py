@@ -197,9 +197,9 @@ def unknown(category: str, name: object, choices: Iterable[str]) -> UsageError:
     """
     names = sorted(choices)
     given = str(name)[:MOST_QUOTED] if isinstance(name, str) else ""
-    # capitals and small letters count as the same
-    by_letters = {choice.lower(): choice for choice in names}
-    closest = difflib.get_close_matches(given.lower(), by_letters, n=1)
+    # capitals and small letters count as the same, and dashes before an option for nothing
+    by_letters = {choice.lower().lstrip("-"): choice for choice in names}
+    closest = difflib.get_close_matches(given.lower().lstrip("-–—"), by_letters, n=1)
     hint = ""
     if closest:
         hint = f"did you mean {by_letters[closest[0]]!r}? "

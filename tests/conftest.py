@@ -23,6 +23,7 @@ import pytest
 from hypothesis import settings
 
 from securecluster import Federation, LabelSwap
+from securecluster.cli.main import main
 from securecluster.data.locations import FOLDER
 from securecluster.figures import curves
 from securecluster.runtime.settings import Settings
@@ -238,6 +239,22 @@ def small() -> Federation:
     return Federation.simulate(
         "digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0
     )
+
+
+@pytest.fixture
+def refused_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., None]:
+    """Check that a command in an empty folder is refused by a sentence, and leaves nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(sentence: str, *arguments: str) -> None:
+        assert main([*arguments]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1 and len(said) < 1000
+        assert not list(tmp_path.iterdir())
+
+    return check
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -46,18 +44,6 @@ def runs() -> pandas.DataFrame:
             }
         )  # fmt: skip
     return pandas.DataFrame(rows)
-
-
-def test_the_module_is_there_without_matplotlib() -> None:
-    code = """
-import sys
-import securecluster
-assert "matplotlib" not in sys.modules and "numpy" not in sys.modules
-securecluster.plot.similarity
-sys.exit("loaded" if "matplotlib" in sys.modules else 0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_accuracy_is_that_of_the_history(cfl: CFL) -> None:

@@ -36,16 +36,24 @@ SETTINGS = {
     "fashion 8 permutations": hidden.Setting("fashion_mnist", "permutations", (25,) * 8, told=8),
     "fashion rotations": hidden.Setting("fashion_mnist", "rotations"),
 }
+# 20 clients of each cluster
+FEW = {
+    "swaps (80 clients)": hidden.Setting("mnist", "swaps", (20,) * 4),
+    "rotations (80 clients)": hidden.Setting("mnist", "rotations", (20,) * 4),
+}
+SETTINGS |= FEW
 EPSILONS = (1.0,)
+EPSILONS_OF_FEW = (2.0, 4.0)
 DRAWS = 1
 FIRST_SEED = 400
 POOR = 0.8
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return ε by setting by seed; there is one scale."""
-    grid = product(epsilon=EPSILONS, setting=SETTINGS)
-    return with_seeds(grid, range(FIRST_SEED, FIRST_SEED + seeds))
+    """Return ε by setting by seed, few clients also at larger ε; there is one scale."""
+    settings = product(epsilon=EPSILONS, setting=SETTINGS)
+    settings += product(epsilon=EPSILONS_OF_FEW, setting=FEW)
+    return with_seeds(settings, range(FIRST_SEED, FIRST_SEED + seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from securecluster.core.option_groups import group, is_group, option_groups
 from securecluster.core.progress import bar
 from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
-from securecluster.errors import SecureClusterWarning, UsageError
+from securecluster.errors import SecureClusterWarning, UsageError, unknown
 from securecluster.messaging import wire
 from securecluster.parties import derived
 from securecluster.parties.config import check_kind, known, numbers
@@ -65,6 +65,12 @@ def _is_of_result(fitted_class: type[FittedRun], name: str) -> bool:
     return hasattr(fitted_class, name) or name.endswith("_")
 
 
+def _no_hyperparameter(method: type[ClusteringProtocol], name: str) -> UsageError:
+    """Return the error for a name that is no hyper-parameter of a method."""
+    choices = [option.name for option in dataclasses.fields(method)]
+    return unknown(f"hyper-parameter of {method.__name__}", name, choices)
+
+
 @hyper_parameters
 class ClusteringProtocol(ProtocolHooks, _Result):
     """Base class of all clustering protocols.
@@ -82,7 +88,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """Return a new protocol, after a check that its hyper-parameters are declared.
 
         Raises:
-            UsageError: the class has annotated fields, and lacks `@protocol`.
+            UsageError: the class has annotated fields, and lacks `@protocol`; or an unknown name.
         """
         if "__dataclass_fields__" not in vars(cls):
             declared = vars(cls).get("__annotations__", {})
@@ -91,6 +97,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 raise UsageError(
                     f"{cls.__name__} declares {names[0]} and lacks @protocol: decorate the class"
                 )
+        elif not values.keys() <= cls.__dataclass_fields__.keys():
+            raise _no_hyperparameter(cls, min(values.keys() - cls.__dataclass_fields__.keys()))
         made = super().__new__(cls)
         # sorted: sets of equal members may be pickled differently
         vars(made)[derived.GIVEN] = tuple(sorted(values))
@@ -189,10 +197,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         for name, value in params.items():
             # Else a misspelt name would be set, and have no effect.
             if name not in self.get_params():
-                raise UsageError(
-                    f"{type(self).__name__} has no hyper-parameter {name!r}: it has "
-                    f"{', '.join(self.get_params())}"
-                )
+                raise _no_hyperparameter(type(self), name)
             setattr(self, name, value)
         vars(self)[derived.GIVEN] = tuple(sorted({*vars(self)[derived.GIVEN], *params}))
         return self

@@ -164,7 +164,13 @@ def _index(positions: int | Sequence[int]) -> int | torch.Tensor:
     if isinstance(positions, int):
         return positions
     # a tuple would be an index into several axes, and torch reads long lists slowly
-    return torch.from_numpy(np.fromiter(positions, np.int64, len(positions)))
+    try:
+        return torch.from_numpy(np.fromiter(positions, np.int64, len(positions)))
+    except TypeError:
+        raise UsageError(
+            "a ClientTensor is read and written by clients alone, as rows[positions]: take whole "
+            "rows, and columns of these"
+        ) from None
 
 
 def declared_tensors(client: type) -> dict[str, ClientTensor]:

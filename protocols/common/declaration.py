@@ -11,6 +11,7 @@ from securecluster.core.field_docs import field_descriptions, has_source, with_p
 from securecluster.core.option_groups import grouped, groups_of, is_group
 from securecluster.errors import UsageError
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.results.fitted import FOR_AUDITORS
 from securecluster.runtime.endpoint import refuse_unbounded_messages, refuse_unpriced_fields
 
 P = TypeVar("P", bound=type)
@@ -58,13 +59,28 @@ def hyper_parameters(declared: P) -> P:
 def _attributes(declared: type) -> str:
     """Return the section on the attributes of a fitted protocol, which are those of its result."""
     sections = []
-    for base in reversed(getattr(declared, "fitted_class", object).__mro__):
+    fitted_class = getattr(declared, "fitted_class", object)
+    for base in reversed(fitted_class.__mro__):
         text = inspect.cleandoc(base.__doc__ or "")
         if base is not object and "Attributes:\n" in text:
             sections.append(text.partition("Attributes:\n")[2].rstrip())
     if not sections:
         return ""
-    return "\n\nAttributes:\n" + "\n".join(sections)
+    listed = [f"    {name}: {text}" for name, text in _methods_of(fitted_class).items()]
+    methods = "\n\nMethods of what is fitted:\n" + "\n".join(listed)
+    return "\n\nAttributes:\n" + "\n".join(sections) + methods
+
+
+def _methods_of(fitted_class: type) -> dict[str, str]:
+    """Return what each public method of a result does, in the first line of its documentation."""
+    texts = {}
+    for name in sorted(dir(fitted_class)):
+        method = getattr(fitted_class, name)
+        # names that dir of a result leaves out are for auditors
+        if not name.startswith("_") and callable(method) and name not in FOR_AUDITORS:
+            first, *_ = inspect.cleandoc(method.__doc__ or "").splitlines()
+            texts[name] = first
+    return texts
 
 
 def _check_hyper_parameters(declared: type) -> None:

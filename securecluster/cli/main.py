@@ -250,6 +250,9 @@ def _run(argv: list[str]) -> int:
     """
     name, arguments = protocol_first(argv, "run")
     protocol = protocol_class(name)
+    if arguments and arguments[0] in PROTOCOLS:
+        several = f"securecluster compare {name} {arguments[0]}"
+        raise UsageError(f"run takes one protocol: compare runs several, {several}")
     options = command_line.parsed(
         f"securecluster run {name or 'PROTOCOL'}", arguments, about(protocol), of_protocol(protocol)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,7 +97,7 @@ def new(argv: list[str]) -> int:
     atomic_files.make_folder(folder / "tests")
     for path, text in texts.items():
         atomic_files.write_atomic(folder / path, text.encode())
-    shown = printable(str(folder))
+    shown = shlex.quote(printable(str(folder)))
     with output():
         print(
             f"{shown}/{name.replace('-', '_')}.py is yours to change; next: pip install -e {shown}"

@@ -37,6 +37,7 @@ WORDS: Mapping[Any, tuple[str, str]] = {
     str: ("NAME", "a name"),
 }
 INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+OTHER_DASHES = re.compile(r"(-|–|—)(?!inf)[a-z]")  # of an option that is not written with two
 WIDEST = 100  # columns of a help text
 COLUMN = 26  # in which descriptions begin
 LINES = 60  # of a help text; --help shortens a longer one
@@ -137,6 +138,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         text = message.removeprefix("argument ")
+        text = text.replace("unrecognized arguments:", "these words belong to no option:")
         raise UsageError(f"{printable(text)}: `{self.prog} --help` shows what it takes")
 
 
@@ -237,6 +239,8 @@ def _spelled(command: str, arguments: Sequence[str], flags: Mapping[str, _Option
     spelled = []
     for argument in arguments:
         flag, sign, value = argument.partition("=")
+        if OTHER_DASHES.match(flag):
+            raise unknown("option", flag, flags)
         if flag.startswith("--"):
             # as it is called in Python
             flag = flag.replace("_", "-")

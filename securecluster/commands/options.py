@@ -106,6 +106,8 @@ def _option_types() -> dict[str, str]:
 
 def about(protocol: Any) -> str:
     """Return what a protocol does, in the first sentence of its documentation."""
+    if not hasattr(protocol, "name"):  # the base class of all protocols
+        return "Run a protocol on simulated clients, or on your own table, and leave a run folder."
     first, *_ = (protocol.__doc__ or "").splitlines() or [""]
     return first
 

@@ -235,11 +235,13 @@ class ClientNames:
         """Return the positions of the clients that a user means.
 
         Args:
-            clients: each as for `find`.
+            clients: each as for `find`; a text alone is one name.
 
         Raises:
             UsageError: no such client, or a number that could be a name.
         """
+        if isinstance(clients, str):
+            clients = [clients]
         return [self.position(client) for client in clients]
 
     def parsed(self, text: str) -> int:
@@ -281,7 +283,9 @@ class ClientNames:
                 f"{self.spelled(number)} is the client at this position, {name!r}; "
             )
         choices = {name.lower(): name for name in [*others, *self._positions_of]}
-        closest = difflib.get_close_matches(str(client).lower(), choices, n=1)
+        given = str(client).lower()
+        closest = difflib.get_close_matches(given, choices, n=1)
+        closest = closest or [name for name in choices if given and name.endswith(given)][:1]
         if not closest:
             return ""
         return f"did you mean {choices[closest[0]]!r}? "

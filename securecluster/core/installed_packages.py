@@ -65,6 +65,11 @@ def of_path(category: str, path: str, group: str) -> EntryPoint:
     Raises:
         UsageError: it cannot be imported.
     """
+    module = path.partition(":")[0]
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(
+            f"the {category} {path} names no module: stand in its folder, and say my_module:MyClass"
+        )
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from securecluster.core import installed_packages
 from securecluster.core.optional_packages import need
 from securecluster.data.dataset import Source, Task
 from securecluster.data.locations import FOLDER, folder, hub_rows, parquet_files
-from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool
+from securecluster.data.pools import ArrayPool, Halved, HubPool, ParquetPool, Pool
 from securecluster.data.text import ag_news, shakespeare
 from securecluster.data.trajectories import mobility
 from securecluster.errors import UsageError
@@ -183,15 +183,56 @@ def _images(name: str, spec: ImageSet, split: str) -> Pool:
     return HubPool(encoded, spec.image, spec.label, spec.shape, spec.owner)
 
 
+def halved(name: str, whole: Source) -> Source:
+    """Return an image set at half the side.
+
+    Args:
+        name: of the result.
+        whole: the set.
+    """
+    channels, height, width = whole.shape
+    test = None if whole.test is None else Halved(whole.test)
+    return replace(
+        whole,
+        name=name,
+        shape=(channels, height // 2, width // 2),
+        train=Halved(whole.train),
+        test=test,
+    )
+
+
+def _mnist14() -> Source:
+    """Return MNIST at 14 × 14."""
+    return halved("mnist14", image_set("mnist"))
+
+
+def _femnist14() -> Source:
+    """Return FEMNIST at 14 × 14."""
+    return halved("femnist14", image_set("femnist"))
+
+
+def _hospitals() -> Source:
+    """Return heart patients of four hospitals."""
+    from securecluster.data.tables.hospitals import hospitals
+
+    return hospitals()
+
+
 SOURCES: dict[str, Callable[[], Source]] = {
     "digits": digits,
     **{name: partial(image_set, name) for name in IMAGE_SETS},
+    "mnist14": _mnist14,
+    "femnist14": _femnist14,
+    "hospitals": _hospitals,
     "ag_news": ag_news,
     "shakespeare": shakespeare,
     "mobility": mobility,
 }
-# default scenarios of sets that are no image sets
-_SCENARIOS = {"ag_news": "topics", "shakespeare": "natural", "mobility": "natural"}
+# default scenarios of sets that are not in `IMAGE_SETS`
+_SCENARIOS = {
+    "ag_news": "topics", "shakespeare": "natural", "mobility": "natural", "femnist14": "natural",
+    "hospitals": "natural",
+}  # fmt: skip
 
 
 # sets whose images have a mean squared norm of 700 and more; that of digits is 15, of mnist 90, of
@@ -208,6 +249,8 @@ MEANS = {
     "cifar10": 0.47,
     "cifar100": 0.48,
     "femnist": 0.96,
+    "mnist14": 0.13,
+    "femnist14": 0.96,
 }
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from securecluster.core import summaries
 from securecluster.core.client_names import Client, ClientNames, names_of
 from securecluster.core.randomness import Randomness
-from securecluster.core.validation import check_seed
+from securecluster.core.validation import AtLeast, check_seed
 from securecluster.data import class_names, plausibility
 from securecluster.data.class_names import ClassName
 from securecluster.data.datasets import MEANS, Source, is_bright, named, source
@@ -345,8 +345,8 @@ class Federation:
         if isinstance(data_set, str):
             data = named(data_set)
             data_set = source(data)
-        if clients < 1:
-            raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
+        if not AtLeast(1).holds(clients):
+            raise UsageError(f"{clients} clients cannot hold data: ask for a whole number from 2")
         randomness = _draws(seed)
         chosen = _scenario(scenario, data_set)
         partitioner, transforms = arrange(chosen, Iid(), data_set, clients)
@@ -1085,7 +1085,7 @@ def _doubts(
     if arrays.split is not None and arrays.split.rows is None:
         clients = zip(federation.names, federation.shards, strict=True)
         untested = [name for name, shard in clients if not len(shard.y_test)]
-        doubts += plausibility.test_doubts(untested)
+        doubts += plausibility.test_doubts(untested, len(federation.names))
     return doubts
 
 

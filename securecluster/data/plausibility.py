@@ -29,7 +29,7 @@ SMALL = 0.2  # root mean square of the norms of samples
 SURE_CLASSES = 1000  # up to so many classes are never refused
 SPARSE = 10  # beyond them, the largest number of classes per label that occurs
 ROWS = 100  # values of fewer rows may be distinct by chance
-MANY = 20  # classes of numbers that are probably none
+MANY = 10  # classes of numbers that are probably none, if they are rare
 RARE = 5  # samples of such a class, on average
 FEW_ROWS = 10  # labels of fewer rows may all be different by chance
 DISTINCT = 0.95  # share of distinct values from which a column is probably an id
@@ -75,9 +75,10 @@ def count_classes(labels: Sequence[Array], are_numbers: bool = True) -> tuple[in
             f"{classes} classes are learned, and only {occurring} of them occur: {remedy}"
         )
     nearly_unique = occurring >= ROWS and 2 * occurring > len(all_labels)
-    few_of_each = are_numbers and occurring > MANY and len(all_labels) < RARE * occurring
-    if nearly_unique or few_of_each or FEW_ROWS <= occurring == len(all_labels):
-        rarest = np.unique(all_labels, return_counts=True)[1].min()
+    rarest = np.unique(all_labels, return_counts=True)[1].min()
+    few_of_each = len(all_labels) < RARE * occurring or rarest == 1
+    numbers_of_things = are_numbers and occurring > MANY and few_of_each
+    if nearly_unique or numbers_of_things or FEW_ROWS <= occurring == len(all_labels):
         doubts.append(
             f"{len(all_labels)} samples have {occurring} different labels, and {rarest} has the "
             "rarest: labels are classes, so group them, or predict numbers (task regression)"
@@ -240,11 +241,12 @@ def far_doubts(
     ]
 
 
-def test_doubts(clients: Sequence[str]) -> list[str]:
+def test_doubts(clients: Sequence[str], of: int) -> list[str]:
     """Return a doubt about clients without test samples.
 
     Args:
         clients: their names.
+        of: number of all clients.
     """
     if not clients:
         return []
@@ -253,10 +255,10 @@ def test_doubts(clients: Sequence[str]) -> list[str]:
     if len(clients) > 1:
         subject = f"clients {listed(clients)} have"
         whose = "their"
-    return [
-        f"{subject} no test samples, so {whose} score is NaN: give five samples or more, of which "
-        "one is held out, or give test"
-    ]
+    advice = "give five samples or more, of which one is held out, or give test"
+    if len(clients) == of:
+        advice += "; or does another column name the clients?"
+    return [f"{subject} no test samples, so {whose} score is NaN: {advice}"]
 
 
 def _axis_doubts(samples: Array) -> list[str]:

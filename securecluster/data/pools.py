@@ -86,6 +86,45 @@ class ArrayPool:
         return self.x[rows]
 
 
+@dataclass(frozen=True)
+class Halved:
+    """Pool of images at half their side.
+
+    Args:
+        pool: of the whole images, whose sides are even.
+    """
+
+    pool: Pool
+
+    @property
+    def y(self) -> Labels:
+        """Return the labels."""
+        return self.pool.y
+
+    @property
+    def owners(self) -> NDArray[Any] | None:
+        """Return the owners."""
+        return self.pool.owners
+
+    @property
+    def groups(self) -> NDArray[Any] | None:
+        """Return the groups of owners."""
+        return self.pool.groups
+
+    @property
+    def gap(self) -> int | None:
+        """Return the rows between training and held-out rows."""
+        return self.pool.gap
+
+    def read(self, rows: Labels) -> Features:
+        """Return images whose pixels are means of two by two."""
+        images = self.pool.read(rows)
+        count, channels, height, width = images.shape
+        squares = images.reshape(count, channels, height // 2, 2, width // 2, 2)
+        means: Features = squares.mean(axis=(3, 5), dtype=np.float32)
+        return means
+
+
 def lasting(owners: NDArray[Any], gap: int) -> Labels:
     """Return the rows of owners that have enough rows to be split in time.
 

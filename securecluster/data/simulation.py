@@ -40,9 +40,9 @@ class Simulation:
     """The clients and their data."""
 
     data: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or
-    trajectories (mobility); or your own CSV, parquet or Excel file, or a folder of them; or
-    module:function of one that returns a Source
+    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist (mnist14 and femnist14 are at half
+    the side), hospitals, text (ag_news, shakespeare) or trajectories (mobility); or your own CSV,
+    parquet or Excel file, or a folder of them; or module:function of one that returns a Source
     """
     client_column: str | None = None
     """your own file: the column that names each row's client; @file or @folder where each file or

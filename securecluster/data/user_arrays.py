@@ -120,9 +120,10 @@ def read_pair(
     """
     pair = pair_in(name, samples) or samples
     if not isinstance(pair, tuple | list):
+        kind = f"{type(pair).__module__}.{type(pair).__qualname__}".removeprefix("builtins.")
         raise UsageError(
-            f"client {name!r}: its samples are a pair (X, y), or a torch Dataset, not "
-            f"{type(pair).__name__}: give the features and the labels apart"
+            f"client {name!r}: its samples are a pair (X, y), or a torch Dataset, not {kind}: give "
+            "the features and the labels apart"
         )
     if len(pair) != 2:
         raise UsageError(

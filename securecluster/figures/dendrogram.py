@@ -36,7 +36,7 @@ def dendrogram(
         compared: the merged quantity, as the title names it.
         names: of the clients, (m,); None is their positions.
         axes: matplotlib axes to draw on; None for a new figure.
-        truth: each client's true cluster, (m,), which squares at the top show.
+        truth: each client's true cluster, (m,), which marks at the top show.
     """
     from scipy.cluster.hierarchy import dendrogram as scipy_dendrogram
 
@@ -58,8 +58,8 @@ def dendrogram(
     if truth is not None:
         places = FIRST_LEAF + LEAF_SPACING * np.arange(len(leaves))
         mark_true_clusters(axes, leaves, truth, places.tolist(), "top")
-        label = f"{label} (squares at the top: true clusters)"
-    # above the squares
+        label = f"{label} (marks at the top: true clusters)"
+    # above the marks
     axes.set_title(_title(leaves, labels, compared), pad=6 if truth is None else 14)
     axes.set(xlabel=label, ylabel=distance)
     axes.spines[["top", "right", "bottom"]].set_visible(False)

@@ -112,7 +112,7 @@ def long(texts: Sequence[str]) -> bool:
 def mark_true_clusters(
     axes: Any, clients: Sequence[int], truth: Sequence[Any], places: Sequence[float], side: str
 ) -> None:
-    """Draw a square for each client in the colour of its true cluster, beside an axis.
+    """Draw a mark for each client in colour and shape of its true cluster, beside an axis.
 
     Args:
         axes: matplotlib axes.
@@ -121,17 +121,20 @@ def mark_true_clusters(
         places: of the clients along the axis.
         side: "right" of a vertical axis, or the "top" of a horizontal one.
     """
-    from securecluster.figures.looks import COLORS
+    from securecluster.figures.looks import look_of
 
-    groups = sorted(set(truth))
-    colors = [COLORS[groups.index(truth[client]) % len(COLORS)] for client in clients]
-    outside = [1.02] * len(colors)
-    size = min(18.0, 2400 / max(1, len(colors)) ** 1.3)
-    style = {"c": colors, "s": size, "marker": "s", "clip_on": False, "linewidths": 0, "zorder": 4}
-    if side == "right":
-        axes.scatter(outside, places, transform=axes.get_yaxis_transform(), **style)
-    else:
-        axes.scatter(places, outside, transform=axes.get_xaxis_transform(), **style)
+    size = min(18.0, 2400 / max(1, len(clients)) ** 1.3)
+    for number, group in enumerate(sorted(set(truth))):
+        along = [at for at, client in zip(places, clients, strict=True) if truth[client] == group]
+        outside = [1.02] * len(along)
+        look = look_of(number)
+        style = {"s": size, "marker": look.marker, "clip_on": False, "linewidths": 0, "zorder": 4}
+        if side == "right":
+            transform = axes.get_yaxis_transform()
+            axes.scatter(outside, along, transform=transform, color=look.color, **style)
+        else:
+            transform = axes.get_xaxis_transform()
+            axes.scatter(along, outside, transform=transform, color=look.color, **style)
 
 
 def _load_matplotlib() -> None:

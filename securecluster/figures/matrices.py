@@ -16,7 +16,7 @@ UPRIGHT = 25  # clients; with more, their names are turned so that they do not o
 Matrix = NDArray[np.float64]
 
 
-TRUE = "squares at the right: true clusters"
+TRUE = "marks at the right: true clusters"
 
 
 def similarity(
@@ -33,7 +33,7 @@ def similarity(
         labels: each client's cluster, (m,).
         names: of the clients, (m,); None is their positions.
         axes: matplotlib axes to draw on; None for a new figure.
-        truth: each client's true cluster, (m,), which squares at the right show.
+        truth: each client's true cluster, (m,), which marks at the right show.
     """
     picture, axes = figure_of(axes, 5.4, 4.6)
     cosines = _off_diagonal(alpha)
@@ -65,7 +65,7 @@ def relevance(
         ids: the r clients of the matrix; None is all clients.
         names: of the clients, (m,); None is their positions.
         axes: matplotlib axes to draw on; None for a new figure.
-        truth: each client's true cluster, (m,), which squares at the right show.
+        truth: each client's true cluster, (m,), which marks at the right show.
     """
     picture, axes = figure_of(axes, 5.4, 4.6)
     values = _off_diagonal(between)
@@ -93,7 +93,7 @@ def graph(
             (r, r); also `ids`, the clients' numbers, where not all clients are in the graph.
         labels: each client's cluster at the end, (m,).
         names: of the clients, (m,); None is their positions.
-        truth: each client's true cluster, (m,), which squares at the right show.
+        truth: each client's true cluster, (m,), which marks at the right show.
     """
     picture, (tree_axes, matrix_axes) = figure(9.6, 4.4, columns=2)
     _draw_edges(tree_axes, record.edges.numpy(), float(record.threshold))

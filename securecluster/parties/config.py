@@ -71,6 +71,6 @@ def check_kind(federation: Any) -> None:
     if not isinstance(federation, Federation):
         raise UsageError(
             f"clients and their data are a Federation, not {type(federation).__name__}: make one "
-            "with Federation.from_frame or from_arrays, or say whose each sample is, "
+            "with Federation.from_frame, from_csv or from_arrays, or say whose each sample is, "
             "fit(X, y, groups=...)"
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -199,6 +199,8 @@ class StandInStreams(NoiseStreams):
 
 
 _KNOWN: dict[str, RunReleases] = {}
+_OBSERVED: dict[str, Observed] = {}  # the latest
+MOST_OBSERVED = 64
 
 
 def run_releases(protocol: Any, facts: Facts, clients: int) -> RunReleases:
@@ -209,16 +211,7 @@ def run_releases(protocol: Any, facts: Facts, clients: int) -> RunReleases:
         facts: of the clients and their data.
         clients: number of the run's clients.
     """
-    known_by = (
-        f"{type(protocol).__module__}.{type(protocol).__qualname__}",
-        params_as_json(protocol),
-        list(facts.shape),
-        facts.scaling,
-        facts.classes,
-        facts.objective.as_json(),
-        clients,
-    )
-    key = json.dumps(known_by, sort_keys=True, default=str)
+    key = _key(protocol, facts, clients)
     if key not in _KNOWN:
         counts: Counter[tuple[Expense, bool]] = Counter()
         is_large = initial_model(protocol, facts).dimension > LARGE
@@ -228,6 +221,28 @@ def run_releases(protocol: Any, facts: Facts, clients: int) -> RunReleases:
             counts |= count(protocol, stand_ins, changes)
         _KNOWN[key] = _releases(counts)
     return _KNOWN[key]
+
+
+def _key(protocol: Any, facts: Facts, clients: int, unused: Collection[str] = ()) -> str:
+    """Return all that a run of stand-ins follows from, as text.
+
+    Args:
+        protocol: with its hyper-parameters.
+        facts: of the clients and their data.
+        clients: number of the run's clients.
+        unused: names of hyper-parameters that make no difference.
+    """
+    params = params_as_json(protocol)
+    known_by = (
+        f"{type(protocol).__module__}.{type(protocol).__qualname__}",
+        {name: value for name, value in params.items() if name not in unused},
+        list(facts.shape),
+        facts.scaling,
+        facts.classes,
+        facts.objective.as_json(),
+        clients,
+    )
+    return json.dumps(known_by, sort_keys=True, default=str)
 
 
 def _of_small_network(
@@ -374,12 +389,23 @@ class Observed:
 def observed(protocol: Method, facts: Facts) -> Observed:
     """Return what a client releases in a run of stand-ins, with the draws of its noise.
 
-    Noise has the multiplier of the method, or 1 where `target_epsilon` is to find it.
+    Noise has the multiplier of the method, or 1 where `target_epsilon` is to find it. Runs of other
+    seeds and learning rates share the result: the updates of stand-ins are made up.
 
     Args:
         protocol: the method.
         facts: of the clients and their data.
     """
+    key = _key(protocol, facts, facts.clients, unused=("lr",))
+    if key not in _OBSERVED:
+        if len(_OBSERVED) == MOST_OBSERVED:
+            del _OBSERVED[next(iter(_OBSERVED))]
+        _OBSERVED[key] = _of_stand_ins(protocol, facts)
+    return _OBSERVED[key]
+
+
+def _of_stand_ins(protocol: Method, facts: Facts) -> Observed:
+    """Run what `observed` returns."""
     params = protocol.get_params()
     changes = {name: value for name, value in COMMON.items() if name in params}
     stand_ins = _stand_ins(facts, facts.clients)

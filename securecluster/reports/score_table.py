@@ -74,7 +74,8 @@ def table_of(run: FinishedRun, most: int) -> tuple[list[str], Rows]:
         for row in sorted(by_client, key=lambda row: int(row["cluster"])):
             groups.setdefault(str(row["cluster"]), []).append(row)
     for label, group in [*list(groups.items())[:most], ("all", by_client)]:
-        counts = [f"mean of {len(group)}", label, str(sum(row["samples"] for row in group))]
+        subject = "all clients" if label == "all" else f"cluster {label}"
+        counts = [f"mean, {subject}", label, str(sum(row["samples"] for row in group))]
         rows.append(counts + _cells(means(group), names, metric))
     headings = [name.replace("_", " ") for name in ("client", "cluster", "samples", *names)]
     return headings, rows

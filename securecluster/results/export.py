@@ -80,7 +80,7 @@ def export(
             states[f"cluster{c}.{form}"] = state
             numbers[f"cluster{c}.{form}"] = None if own_alone else shared
     names = ClientNames([*fitted.kept_.learned.names, *fitted._guests])
-    for client in clients:
+    for client in [clients] if isinstance(clients, str) else clients:
         state = fitted.model_of(client)
         position = names.position(client)
         file = f"client{position}.{form}"

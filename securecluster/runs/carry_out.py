@@ -20,7 +20,12 @@ from securecluster.runs.callbacks import Watcher
 from securecluster.runs.longer import taken_up
 from securecluster.runtime.run import keep_last_round
 from securecluster.runtime.settings import Settings
-from securecluster.statements.chance_warning import FEW_ROUNDS, baseline_warning, chance_warning
+from securecluster.statements.chance_warning import (
+    FEW_ROUNDS,
+    baseline_warning,
+    chance_warning,
+    unfound_warning,
+)
 from securecluster.statements.cluster_notes import cluster_note
 from securecluster.training.chance_level import ENOUGH_ROUNDS
 
@@ -76,6 +81,8 @@ def carry_out(
             learned_nothing = chance_warning(fitted, chance, federation)
         said = [] if chance is None or learned_nothing is None else chance.clients
         texts = [learned_nothing, baseline_warning(fitted, said)]
+        if learned_nothing is None:
+            texts.append(unfound_warning(fitted))
         # in fewer rounds nobody expects clusters yet, but a target ε buys no more of them
         few = ENOUGH_ROUNDS if method.privacy.noisy else FEW_ROUNDS
         if learned_nothing is None and run.length(method.rounds) >= few:

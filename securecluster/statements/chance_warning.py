@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ import numpy as np
 from securecluster.core.number_format import shown
 from securecluster.data.feature_columns import listed
 from securecluster.errors import SecureClusterWarning
-from securecluster.models.objectives import Language
+from securecluster.models.objectives import Classification, Language
 from securecluster.statements.cluster_notes import reason_of_noise
-from securecluster.training.baselines import SIZES, below
+from securecluster.training.baselines import OUTPUTS, SIZES, TARGETS, below
 from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance
 
 if TYPE_CHECKING:
@@ -81,6 +82,30 @@ def below_baseline(fitted: FittedRun) -> list[int]:
     if not len(baselines):
         return []
     return below(fitted.network_.objective, fitted.scores_, baselines)
+
+
+def unfound_warning(fitted: FittedRun) -> str | None:
+    """Return a warning of classes that test samples have and that no client's model answers.
+
+    Args:
+        fitted: the result of the run.
+    """
+    kept = fitted.kept_
+    extra = kept.clients.extra
+    is_classes = fitted.network_.objective.kind == Classification.kind
+    if not is_classes or OUTPUTS not in extra or len(fitted.history_) < ENOUGH_ROUNDS:
+        return None
+    classes = kept.learned.config["classes"]
+    answers = set(extra[OUTPUTS][:, :classes].argmax(1).tolist())
+    pairs = sorted(Counter(extra[TARGETS].tolist()).items())
+    # one sample more or less may be chance
+    unfound = [f"{fitted.classes_[k]} ({n})" for k, n in pairs if n > 1 and k not in answers]
+    if not unfound:
+        return None
+    return (
+        f"no client's model ever answers {listed(unfound, MOST_NAMED)}, of which there are test "
+        "samples (in parentheses): try class_weight balanced, or more rounds"
+    )
 
 
 def baseline_warning(fitted: FittedRun, said: Collection[int]) -> str | None:

@@ -250,7 +250,7 @@ def draw(
         given_up[name] = len(lines) - len(continued)
         points = _points(continued, metric)
         if points:
-            curves[name] = points
+            curves[name] = points + _tuned(name, points[-1], content)
     ended = [row for row in content["protocols"] if row[metric] is not None]
     drawings: dict[str, Drawing] = {}
     if curves:
@@ -273,6 +273,19 @@ def _points(lines: Lines, metric: str) -> list[Point]:
         if line.get(metric) is not None:
             points.append((number, line[metric], _clusters_changed(line)))
     return points
+
+
+def _tuned(name: str, last: Point, content: Content) -> list[Point]:
+    """Return the point of a run's result, if clients changed their models after the last round.
+
+    Args:
+        name: of the protocol.
+        last: the point of the last round.
+        content: content of compare.json.
+    """
+    metric = content["metric"]
+    values = [row[metric] for row in content["protocols"] if row["protocol"] == name]
+    return [(last[0] + 1, value, True) for value in values if value not in (None, last[1])]
 
 
 def _clusters_changed(line: dict[str, Any]) -> bool:
@@ -317,7 +330,7 @@ def _learning(
             _draw_curve(axes, points, style, _label(name, given_up[name]))
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.set(
-            xlabel="round (markers: clusters changed)",
+            xlabel="round (markers: new clusters, or tuned alone)",
             ylabel=f"{labelled(metric, unit)},\nmean over clients",
         )
         titled(picture, title)

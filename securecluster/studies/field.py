@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import field as field_of
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -48,17 +49,17 @@ ABOUT = (
 class FieldOptions:
     """The field."""
 
-    epsilon: tuple[float, ...] = (1.0, 4.0)
+    epsilon: tuple[float, ...] = field_of(default=(1.0, 4.0), metadata={"flag": "--target-epsilon"})
     """targets for the ε of a whole run, from clustering and training together"""
     settings: tuple[str, ...] | None = None
     """how clients differ: swaps, rotations, permutations, shares (of labels), dirichlet (swaps, and
-    labels by client), few (samples), many (clients) or natural (femnist's writers); None is all
+    labels by client), few (samples), many (clients), or clients of their own: writers (femnist),
+    hospitals (heart disease) and roles (shakespeare, a language model); None is all but roles
     """
     quick: bool = False
     """swaps and rotations of the digits that come with the package, in place of MNIST"""
     beside: tuple[str, ...] | None = None
-    """built-in methods that are set beside; None is twelve, whose results at
-    ε = 1 and 4 with --quick are stored"""
+    """built-in methods that are set beside; None is twelve, of which results are stored"""
     dp_unit: str = "example"
     """what ε protects: one example of a client, or one whole client"""
     seeds: int = 5
@@ -265,7 +266,7 @@ def _planned(own: tuple[Any, ...], options: FieldOptions) -> Any:
 
     settings = field_plan.settings_of(options.settings or (), options.quick)
     if not options.epsilon or not all(map(math.isfinite, options.epsilon)):
-        raise UsageError("a field is at equal, finite ε: give targets, such as --epsilon 1 4")
+        raise UsageError("a field is at equal, finite ε: give targets, such as 1 and 4")
     _, epsilons = sweep_plan.levels_of((), options.epsilon)
     if options.dp_unit not in ("client", "example"):
         raise unknown("dp_unit", options.dp_unit, ("client", "example"))

@@ -43,6 +43,7 @@ SETTINGS = Settings(transcript="none", threads=1, device="cpu", keys_from_seed=T
 DELTA = 1e-5
 ALL = 10_000  # samples of a step: more than any client has
 HASH_LETTERS = 12
+RATES = (2.0, 4.0, 8.0, 16.0)
 
 
 @dataclass(frozen=True)
@@ -111,18 +112,26 @@ class Setting:
 BUDGET = frozenset({"rounds", "local_rounds", "epochs", "batch_size", "dp_unit", "delta", "model"})
 
 
-def _images(name: str, scenario: str, samples: int = 300, clients: int = 24) -> Setting:
+def _images(name: str, scenario: str, samples: int = 300, clients: int = 16) -> Setting:
     """Return a setting of MNIST in four clusters."""
     simulation = Simulation(
-        "mnist", scenario=scenario, clients=clients, clusters=4, samples=samples
+        "mnist14", scenario=scenario, clients=clients, clusters=4, samples=samples
     )
-    return Setting(name, simulation, 4)
+    return Setting(name, simulation, 4, rates=RATES, rounds=10)
 
 
 def _digits(name: str, scenario: str) -> Setting:
     """Return a setting of the embedded digits in two clusters, for `--quick`."""
     simulation = Simulation("digits", scenario=scenario, clients=8, clusters=2, samples=150)
     return Setting(name, simulation, 2, rates=(1.0, 2.0, 4.0, 8.0), rounds=10)
+
+
+def _own_clients(
+    name: str, data: str, clients: int, samples: int | None, model: str = "linear"
+) -> Setting:
+    """Return a setting of a data set with clients of its own."""
+    simulation = Simulation(data, scenario="natural", clients=clients, samples=samples)
+    return Setting(name, simulation, 4, rates=RATES, rounds=10, model=model)
 
 
 FULL = (
@@ -132,14 +141,17 @@ FULL = (
     _images("shares", "dirichlet"),
     _images("dirichlet", "label-swap+client-dirichlet"),
     _images("few", "label-swap", samples=60),
-    _images("many", "label-swap", clients=120),
-    Setting("natural", Simulation("femnist", scenario="natural", clients=24, samples=100), 4),
+    _images("many", "label-swap", clients=64),
+    _own_clients("writers", "femnist14", clients=16, samples=100),
+    _own_clients("hospitals", "hospitals", clients=20, samples=None),
+    _own_clients("roles", "shakespeare", clients=8, samples=20, model="auto"),
 )
+SLOW = ("roles",)  # a language model
 QUICK = (_digits("swaps", "label-swap"), _digits("rotations", "rotation"))
 
 
 def settings_of(names: Sequence[str], quick: bool) -> tuple[Setting, ...]:
-    """Return settings by name; all where none is named.
+    """Return settings by name; where none is named, all but `SLOW`.
 
     Args:
         names: of the settings.
@@ -154,7 +166,7 @@ def settings_of(names: Sequence[str], quick: bool) -> tuple[Setting, ...]:
             raise unknown("setting", name, known)
         if list(names).count(name) > 1:
             raise UsageError(f"setting {name} is named twice: name it once")
-    return tuple(known[name] for name in names or known)
+    return tuple(known[name] for name in names or known if names or name not in SLOW)
 
 
 @dataclass(frozen=True)

@@ -336,8 +336,12 @@ def _ticks_of_bytes(panel: Any, places: Sequence[float]) -> None:
     panel.set_xscale("log")
     low, high = min(places) / 1.5, max(places) * 1.5
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
-    within = [step for step in steps if low <= step <= high]
+    within: list[float] = []
+    for finer in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        steps = [step * 10.0**power for power in range(first, last + 1) for step in finer]
+        # one number alone is no scale
+        if len(within) < 2:
+            within = [step for step in steps if low <= step <= high]
     chosen = _apart(within, [])
     panel.set_xticks(chosen, [_tick_text(step) for step in chosen])
     panel.xaxis.set_minor_locator(NullLocator())

@@ -159,7 +159,7 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
     console.print(_means_table(means, metric, _title(federation, runs, "means")))
-    for line in units_in_words(means):
+    for line in [*units_in_words(means), *rounds_in_words(means)]:
         console.print(line)
     console.print(_thresholds_table(sweep_tables.thresholds(runs)))
     scores = ("ari", metric) if federation.objective.higher else ("ari",)
@@ -188,6 +188,26 @@ def units_in_words(means: Sequence[Row]) -> list[str]:
         delta_text = ", ".join(f"{delta:g}" for delta in deltas)
         lines.append(f"ε of one {unit}, at δ = {delta_text}: {names}")
     return lines
+
+
+def rounds_in_words(means: Sequence[Row]) -> list[str]:
+    """Return a line with the rounds that each method ran, where they are not equal.
+
+    Args:
+        means: a line for each variant and level.
+    """
+    by_method: dict[str, set[float]] = {}
+    for row in means:
+        if row["rounds"] is not None:
+            by_method.setdefault(row["variant"], set()).add(row["rounds"])
+    if len(set().union(*by_method.values())) < 2:
+        return []
+    texts = []
+    for name, rounds in by_method.items():
+        few, many = min(rounds), max(rounds)
+        span = f"{few:g}" if few == many else f"{few:g} to {many:g}"
+        texts.append(f"{printable(name)} {span}")
+    return [f"not at equal rounds: {', '.join(texts)}"]
 
 
 def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:

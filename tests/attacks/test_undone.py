@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-from cases import CFL, EVERY_PROTOCOL, IFCA, MASKS, Local, Protocol, build
+from cases import CFL, EVERY_PROTOCOL, IFCA, MASKS, Local, Protocol, build, two_clusters
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.attacks.dp_audit import CanaryAudit
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.registry import attack_named, attack_names
@@ -39,9 +39,7 @@ FEW = list(zip((FedAvg, CFL, IFCA), QUICK, strict=True))
 @cache
 def federation() -> Federation:
     """Return few clients of two clusters."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=24, seed=0
-    )
+    return two_clusters(CLIENTS, 24)
 
 
 @cache

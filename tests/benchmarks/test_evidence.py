@@ -18,7 +18,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 MOST_PAGES = 25  # and the list of them
 LONGEST_ANSWER = 90  # words
 MOST_TABLES = 2  # of a page; the rest is in its files
-FILE = re.compile(r"\]\(\.\./\.\./benchmarks/results/([\w/]+\.csv)\)\s+(\(?\S+)")
+# below benchmarks/results, or results that come with the package, by their path from there
+FILE = re.compile(
+    r"\]\((?:\.\./\.\./benchmarks/results/|(?=\.\./\.\./securecluster/))([\w/.]+\.csv)\)\s+(\(?\S+)"
+)
 QUESTIONS = {
     path.name: path.read_text(encoding="utf-8")
     for path in sorted(PAGES.glob("*.md"))

@@ -23,6 +23,7 @@ RECORD = {
     "scores": [0.5, 1.0],
     "epsilon": 3.14159265358979,
     "events": 7,
+    "noised": [4, 3],
     "calls": [[2, 10, 20], [2, 10, 20]],
     "bytes": {"up": 100, "down": 200, "servers": 0},
     "frames": {"train": {"up": 100, "down": 200}},
@@ -107,9 +108,9 @@ def test_of_runs_with_noise_the_reference_has_what_no_rounding_changes() -> None
     other = golden.facts(name, {**RECORD, "epsilon": 3.2})
     assert golden.other_facts({name: line}, {name: other}) == [f"{name}: epsilon 3.14159265 -> 3.2"]
     # other clusters, and so other releases
-    more = golden.facts(name, {**RECORD, "events": 8, "epsilon": 3.2})
+    more = golden.facts(name, {**RECORD, "noised": [5, 2], "epsilon": 3.2})
     assert golden.other_facts({name: line}, {name: more}) == []
-    for nothing in ({**RECORD, "events": 0, "epsilon": 0.0}, {"refused": "it does not work"}):
+    for nothing in ({**RECORD, "noised": [], "epsilon": 0.0}, {"refused": "it does not work"}):
         assert golden.other_facts({name: line}, {name: golden.facts(name, nothing)})
 
 

@@ -190,12 +190,8 @@ def test_a_worker_that_hangs_or_dies_loses_one_piece_and_the_end_comes_in_time(
     assert time.monotonic() - began < 12
     found = {row["check"]: row for row in rows(tmp_path / "out" / "checks.csv")}
     assert {name: row["result"] for name, row in found.items()} == {
-        "good": "passed",
-        "bad": "failed",
-        "hangs": "failed",
-        "dies": "failed",
-        "after": "passed",
-    }
+        "good": "passed", "bad": "failed", "hangs": "failed", "dies": "failed", "after": "passed",
+    }  # fmt: skip
     assert "longer" in found["hangs"]["message"]
     assert "-9" in found["dies"]["message"]
     assert rows(tmp_path / "out" / "skipped.csv") == [

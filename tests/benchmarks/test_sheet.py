@@ -51,18 +51,9 @@ def test_rows_hold_parameters_results_and_the_papers_word(tmp_path: Path) -> Non
     rows = Sheet("s", tmp_path).fill(CELLS, Measure())
     assert rows == on_disk(tmp_path / "s.csv")
     assert list(on_disk(tmp_path / "s.csv")[0]) == [
-        "scale",
-        "points",
-        "lr",
-        "seed",
-        "gap",
-        "correct",
-        "curve",
-        "note",
-        "paper",
-        "status",
+        "scale", "points", "lr", "seed", "gap", "correct", "curve", "note", "paper", "status",
         "seconds",
-    ]
+    ]  # fmt: skip
     assert [(r["points"], r["seed"], r["gap"], r["paper"]) for r in rows] == [
         ("10", "0", "1.25", "paper on 10"), ("10", "1", "2.25", "paper on 10"),
         ("20", "0", "2.5", "paper on 20"), ("20", "1", "3.5", "paper on 20"),

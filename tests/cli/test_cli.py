@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,17 +41,9 @@ def test_the_run_folder_holds_what_the_contract_says(
     assert set(result["bytes"]) == {"up", "down", "servers", "by_message"}
     privacy = result["privacy"]
     priced = {
-        "epsilon",
-        "epsilon_rdp",
-        "epsilon_replace",
-        "delta",
-        "accountant",
-        "unit",
-        "neighbouring",
-        "placement",
-        "clip",
-        "noise",
-    }
+        "epsilon", "epsilon_rdp", "epsilon_replace", "delta", "accountant", "unit", "neighbouring",
+        "placement", "clip", "noise",
+    }  # fmt: skip
     shown = {"masks", "server_view", "unseen", "unprotected", "fields", "free", "query_view"}
     said = {"reproducible_keys", "releases", "exact", "assumed", "not_covered", "uncovered_files"}
     assert set(privacy) == shown | said | priced
@@ -143,18 +136,9 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], sentence: str, refused_by: Callable[..., None]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    refused_by(sentence, *arguments)
 
 
 def test_updates_that_are_not_finite_stop_the_run_by_name(
@@ -172,30 +156,6 @@ def test_updates_that_are_not_finite_stop_the_run_by_name(
     assert json.loads((out / "config.json").read_text())["protocol"]["lr"] == 1e30
 
 
-def test_a_folder_in_use_is_never_overwritten(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "thesis.tex").write_text("years of work")
-    for force in ([], ["--force"]):
-        assert main(["run", "cfl", *SMALL, "--out", str(mine), *force]) == 2
-    assert (mine / "thesis.tex").read_text() == "years of work"
-    out = tmp_path / "run"
-    assert main(["run", "cfl", *SMALL, "--quiet", "--out", str(out)]) == 0
-    first = (out / "result.json").read_bytes()
-    assert main(["run", "cfl", *SMALL, "--seed", "1", "--quiet", "--out", str(out)]) == 2
-    assert (out / "result.json").read_bytes() == first
-    assert main(["run", "cfl", *SMALL, "--seed", "1", "--quiet", "--out", str(out), "--force"]) == 0
-    assert json.loads((out / "config.json").read_text())["network"]["seed"] == 1
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    assert main(["run", "fedavg", *SMALL, "--quiet", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "result.json").exists()
-
-
 def test_a_complete_run_resumes_to_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,14 +165,3 @@ def test_a_complete_run_resumes_to_itself(
     assert main(["resume", str(out)]) == 0
     assert "is complete" in capsys.readouterr().out
     assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
-
-
-@pytest.mark.parametrize(
-    "damage", ["{", '{"schema": 7}', '{"schema": 3, "protocol": {"name": "cfl", "zeta": 1}}']
-)
-def test_a_damaged_folder_is_refused_in_one_sentence(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text(damage)
-    assert main(["resume", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

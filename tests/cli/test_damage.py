@@ -104,15 +104,9 @@ def test_a_stopped_run_goes_on_from_whole_files_alone(
     wanted = [p for p in files_of(folder) if not p.stem.isdigit()]
     names = {p.name for p in wanted}
     assert {
-        "config.json",
-        "history.jsonl",
-        "ledger.jsonl",
-        "index.jsonl",
-        "clock",
-        "loop-train",
-        "clients",
-        "network",
-    } <= names
+        "config.json", "history.jsonl", "ledger.jsonl", "index.jsonl", "clock", "loop-train",
+        "clients", "network",
+    } <= names  # fmt: skip
     assert check_refusals(folder, [["resume"]], wanted, capsys) >= 80
 
 
@@ -251,18 +245,10 @@ def test_a_run_without_a_transcript_does_not_say_that_nobody_saw_anything(tmp_pa
 @pytest.mark.parametrize(
     "field",
     [
-        "labels",
-        "bytes",
-        "clusters",
-        "names",
-        "seed",
-        "epsilon",
-        "exact",
-        "releases",
-        "masks",
+        "labels", "bytes", "clusters", "names", "seed", "epsilon", "exact", "releases", "masks",
         "server_view",
     ],
-)
+)  # fmt: skip
 def test_replay_finds_a_result_that_was_forged_with_its_digests(
     field: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -167,25 +165,6 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
     assert [p.name for p in own.parent.iterdir()] == ["own.parquet"]
-
-
-@pytest.mark.exhaustive
-def test_help_and_refusals_load_nothing_heavy() -> None:
-    code = """
-import sys
-from securecluster.cli.main import main
-calls = (
-    ["run", "cfl", "--help"],
-    ["list"],
-    ["run", "cfl", "--scenario", "rotation", "--alpha", "1"],
-    ["run", "cfl", "--data", "x"],
-)
-codes = [main(call) for call in calls]
-heavy = {"pyarrow", "PIL", "datasets", "pandas", "sklearn", "scipy"} & set(sys.modules)
-sys.exit(f"{codes} loaded {heavy}" if heavy or codes != [0, 0, 2, 2] else 0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

@@ -23,17 +23,8 @@ from securecluster.protocols import ClusteringProtocol
 from securecluster.runtime.transport import Framed
 
 SERVE_OPTIONS = {
-    "clients",
-    "seed",
-    "out",
-    "classes",
-    "roster",
-    "key",
-    "server",
-    "scores",
-    "seconds",
-    "joins",
-}
+    "clients", "seed", "out", "classes", "roster", "key", "server", "scores", "seconds", "joins",
+}  # fmt: skip
 
 
 def module_of(folder: Path, name: str) -> dict[str, object]:

@@ -65,19 +65,11 @@ def test_force_leaves_folders_of_others_alone(
 @pytest.mark.parametrize(
     "name",
     [
-        "notes.txt",
-        "figure.png",
-        "compare.json",
-        ".notes.tmp",
-        ".models.safetensors.tmp",
-        "transcript/notes.safetensors",
-        "transcript/more/a.txt",
-        "transcript/.notes.tmp",
-        "old/data.csv",
-        "checkpoint-final/x",
-        "checkpoint-000001/README",
+        "notes.txt", "figure.png", "compare.json", ".notes.tmp", ".models.safetensors.tmp",
+        "transcript/notes.safetensors", "transcript/more/a.txt", "transcript/.notes.tmp",
+        "old/data.csv", "checkpoint-final/x", "checkpoint-000001/README",
     ],
-)
+)  # fmt: skip
 def test_force_leaves_files_of_others_alone(
     name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,24 +258,6 @@ def test_a_run_that_is_being_written_is_not_replaced(
         assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
     assert "is being written by another process" in capsys.readouterr().err
     assert contents(run) == before
-
-
-@pytest.mark.exhaustive
-def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    start = ["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]
-    assert main(start) == 0
-    with run_folder.locked(out / "local"):
-        assert main([*start, "--seed", "1"]) == 2
-    assert "another process" in capsys.readouterr().err
-    assert seed_of(out / "local") == 0
-    (out / "local" / "notes.txt").write_text("mine")
-    assert main([*start, "--seed", "1"]) == 2
-    (out / "local" / "notes.txt").unlink()
-    assert main([*start, "--seed", "1"]) == 0
-    assert seed_of(out / "local") == seed_of(out / "fedavg") == 1
 
 
 def make_folder_of(content: dict[str, object], folder: Path) -> None:

@@ -28,11 +28,3 @@ def test_padding_is_reported_in_bytes(
     }
     assert ("216 bytes" in capsys.readouterr().out) == bool(padding)
     assert main(["replay", str(tmp_path / "r")]) == 0
-
-
-def test_a_mask_too_large_for_the_model_is_refused_and_no_folder_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "cfl", *SMALL, "--mask", "haar", "--out", str(tmp_path / "r")]) == 2
-    assert "'rotation'" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -325,20 +325,12 @@ def test_names_of_clients_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
         assert (
             main(
                 [
-                    *command,
-                    *own,
-                    "--rounds",
-                    "1",
-                    "--model",
-                    "linear",
-                    "--dropout",
-                    "0.5",
-                    "--out",
-                    str(out),
+                    *command, *own, "--rounds", "1", "--model", "linear", "--dropout", "0.5",
+                    "--out", str(out),
                 ]
             )
             == 0
-        )
+        )  # fmt: skip
         printed = capsys.readouterr().out
         assert "\x1b[2J" not in printed
         if command[0] == "run":

@@ -27,7 +27,6 @@ from securecluster.cli.main import main
 from securecluster.data.federation import Shard
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.parties import Party, client
-from securecluster.messaging.transcript import Transcript
 from securecluster.reports.finished_run import epsilon_by_client, open_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
@@ -292,16 +291,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table["ill"] = draw.integers(0, 2, 144)
     table.to_parquet(folder / "patients.parquet")
     columns = [
-        "--client-column",
-        "hospital",
-        "--label-column",
-        "ill",
-        "--classes",
-        "0",
-        "1",
-        "--model",
+        "--client-column", "hospital", "--label-column", "ill", "--classes", "0", "1", "--model",
         "linear",
-    ]
+    ]  # fmt: skip
     masked = ["--clip", "1", "--noise", "2", "--mask", "permutation", "--transcript", "full"]
     length = ["--rounds", "1", "--epochs", "1", "--threads", "1"]
     target = folder / "run"
@@ -369,15 +361,3 @@ def test_names_with_commas_and_colons_can_collude() -> None:
         adversary.text
         == "client a:b and client Berlin, wireless and the wire and client x,client:y"
     )
-
-
-def test_a_name_of_the_server_needs_a_word_more() -> None:
-    transcript = averaged_of("sites").transcript_
-    two = replace(federation_of("sites"), names=("server", "b", "c", "d", "e"))
-    named = Transcript("full", names=two.names)
-    named.entries = transcript.entries
-    with pytest.raises(
-        UsageError, match=r"'server' is the name of a client, too: give at\(0\), or"
-    ):
-        named.resolved("server")
-    assert named.resolved(at(0)) == {client(0)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,12 +11,10 @@ from scipy.cluster.hierarchy import linkage
 
 from securecluster.clustering.bipartition import (
     _single_linkage,
-    bipartition,
     separated,
     separation_of,
     separation_scores,
 )
-from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]
 
@@ -34,60 +30,7 @@ def symmetric(m: int, draw: np.random.Generator, levels: int | None) -> Alpha:
     return upper + upper.T + np.eye(m)
 
 
-def brute_force(alpha: Alpha) -> tuple[float, list[set[int]]]:
-    """The smallest possible largest cross-similarity, and every first half (the one with client 0)
-    that reaches it.
-    """
-    m, best, sides = len(alpha), np.inf, []
-    for size in range(m - 1):
-        for others in combinations(range(1, m), size):
-            first = [0, *others]
-            second = [i for i in range(m) if i not in first]
-            cross = alpha[np.ix_(first, second)].max()
-            if cross < best:
-                best, sides = cross, []
-            if cross == best:
-                sides.append(set(first))
-    return float(best), sides
-
-
-def algorithm_1(alpha: Alpha) -> float:
-    """Merge by descending similarity until two clusters are left.
-
-    This is Algorithm 1 of Sattler et al. 2019.
-    """
-    m = len(alpha)
-    clusters = [{i} for i in range(m)]
-    for s in np.argsort(-alpha, axis=None, kind="stable"):
-        one, two = divmod(int(s), m)
-        touched = [c for c in clusters if one in c or two in c]
-        clusters = [c for c in clusters if c not in touched] + [set().union(*touched)]
-        if len(clusters) == 2:
-            break
-    return float(alpha[np.ix_(sorted(clusters[0]), sorted(clusters[1]))].max())
-
-
 LEVELS = st.sampled_from([None, 1, 2, 3, 6])
-
-
-@given(st.integers(2, 12), st.integers(0, 10**6), LEVELS)
-def test_it_is_optimal_and_the_optimum_where_that_is_unique(
-    m: int, seed: int, levels: int | None
-) -> None:
-    alpha = symmetric(m, np.random.default_rng(seed), levels)
-    found = bipartition(alpha)
-    best, sides = brute_force(alpha)
-    assert found.cross_max == best
-    assert set(found.first) in sides
-    assert sorted(found.first + found.second) == list(range(m))
-    assert found.first[0] == 0
-    assert found.second
-
-
-@given(st.integers(3, 60), st.integers(0, 10**6), LEVELS)
-def test_it_agrees_with_algorithm_1(m: int, seed: int, levels: int | None) -> None:
-    alpha = symmetric(m, np.random.default_rng(seed), levels)
-    assert bipartition(alpha).cross_max == algorithm_1(alpha)
 
 
 @given(st.integers(2, 60), st.integers(0, 10**6), LEVELS)
@@ -99,29 +42,6 @@ def test_single_linkage_is_that_of_scipy_also_under_ties(
     # neither reads what is below the diagonal
     alpha[np.tri(m, dtype=bool)] = 9.0
     assert np.array_equal(_single_linkage(alpha), linkage(-above, "single"))
-
-
-@pytest.mark.parametrize("value", [-1.0, 0.0, 1.0, 1 - 2**-53, 1e-300])
-@pytest.mark.parametrize("m", [2, 3, 8])
-def test_degenerate_similarities_still_give_two_halves(m: int, value: float) -> None:
-    found = bipartition(np.full((m, m), value))
-    assert found.first
-    assert found.second
-    assert found.cross_max == value
-
-
-def test_similarities_closer_than_rounding_of_one_minus_alpha_are_told_apart() -> None:
-    alpha = np.full((4, 4), 1e-20)
-    alpha[:2, :2] = alpha[2:, 2:] = 2e-20
-    assert bipartition(alpha)[:2] == ((0, 1), (2, 3))
-
-
-@pytest.mark.parametrize(
-    "alpha", [np.ones((1, 1)), np.ones((2, 3)), np.array([[1, np.nan], [np.nan, 1]])]
-)
-def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
-    with pytest.raises(UsageError):
-        bipartition(alpha)
 
 
 @given(st.integers(2, 40), st.integers(1, 5), st.integers(0, 10**6), LEVELS)

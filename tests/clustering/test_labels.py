@@ -115,18 +115,6 @@ def test_without_ties_it_is_algorithm_1s_and_single_linkages_own_partition(m: in
         assert found == {frozenset(np.flatnonzero(labels == c).tolist()) for c in (0, 1)}
 
 
-def test_where_the_optimum_is_unique_it_is_found_also_among_ties() -> None:
-    unique = 0
-    for seed in range(150):
-        alpha = symmetric(np.random.default_rng(seed).integers(-2, 3, (5, 5)).astype(float))
-        _, optima = brute_force(alpha)
-        if len(optima) == 1:
-            unique += 1
-            assert bipartition(alpha).first == optima[0]
-            assert as_set(bipartition(alpha)) == algorithm_1(alpha)
-    assert unique > 20
-
-
 @pytest.mark.parametrize("value", [-1.0, 0.0, 1.0, 1 - 2**-53, 1e-300])
 @pytest.mark.parametrize("m", [2, 3, 8, 33])
 def test_all_equal_similarities_still_give_two_halves(m: int, value: float) -> None:
@@ -134,33 +122,6 @@ def test_all_equal_similarities_still_give_two_halves(m: int, value: float) -> N
     assert found.first and found.second
     assert sorted(found.first + found.second) == list(range(m))
     assert found.cross_max == value
-
-
-def test_two_clients_are_the_two_halves() -> None:
-    assert bipartition(np.array([[1.0, -0.25], [-0.25, 1.0]])) == ((0,), (1,), -0.25)
-
-
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 10**6))
-def test_two_blocks_are_recovered_under_any_numbering(one: int, other: int, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    truth = draw.permutation([0] * one + [1] * other)
-    same = np.equal.outer(truth, truth)
-    alpha = symmetric(
-        np.where(same, draw.uniform(0.3, 1, same.shape), draw.uniform(-1, 0.2, same.shape))
-    )
-    found = bipartition(alpha)
-    assert found.first == tuple(np.flatnonzero(truth == truth[0]).tolist())
-    assert found.cross_max == alpha[~same].max()
-
-
-def test_a_chain_is_cut_at_its_weakest_link() -> None:
-    links = [0.9, 0.8, 0.2, 0.7, 0.6]
-    alpha = np.full((6, 6), -1.0)
-    for k, link in enumerate(links):
-        alpha[k, k + 1] = alpha[k + 1, k] = link
-    assert bipartition(alpha) == ((0, 1, 2), (3, 4, 5), 0.2)
-    order = [3, 0, 5, 1, 4, 2]
-    assert bipartition(alpha[np.ix_(order, order)]) == ((0, 2, 4), (1, 3, 5), 0.2)
 
 
 def test_similarities_closer_than_the_rounding_of_one_minus_alpha_are_told_apart() -> None:

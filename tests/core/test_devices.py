@@ -253,13 +253,9 @@ def test_mechanisms_elsewhere() -> None:
 
 IMAGE = (1, 28, 28)
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
-    "classification": (IMAGE, 4),
-    "regression": (IMAGE, 3),
-    "multilabel": (IMAGE, 3),
-    "binary": (IMAGE, 2),
-    "trajectory": ((5, 2), 2),
-    "language": ((6,), 12),
-}
+    "classification": (IMAGE, 4), "regression": (IMAGE, 3), "multilabel": (IMAGE, 3),
+    "binary": (IMAGE, 2), "trajectory": ((5, 2), 2), "language": ((6,), 12),
+}  # fmt: skip
 # so many weights that a minute goes into their noise; cnn-ali convolves too, lstm-chars recurs
 WIDE = ("cnn-briggs", "cnn-cifar", "resnet9", "lstm-chars-256")
 TRAINED = [

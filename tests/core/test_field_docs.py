@@ -47,19 +47,11 @@ def test_descriptions_are_on_one_line_and_a_subclass_has_its_own() -> None:
 
 def test_the_documentation_lists_every_parameter_with_type_default_and_description() -> None:
     assert with_parameters(Child, "A child.\n\n    With more.").splitlines() == [
-        "A child.",
-        "",
-        "With more.",
-        "",
-        "Args:",
-        "    rounds (int, default 10):",
-        "        rounds of the child",
-        "    bare (bool, default False):",
-        "    sizes (list[int], default [1, 2]):",
-        "        two sizes",
-        "    needed (str):",
+        "A child.", "", "With more.", "", "Args:", "    rounds (int, default 10):",
+        "        rounds of the child", "    bare (bool, default False):",
+        "    sizes (list[int], default [1, 2]):", "        two sizes", "    needed (str):",
         "        has no default",
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

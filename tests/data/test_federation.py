@@ -70,44 +70,6 @@ def test_each_cluster_swaps_its_own_pair_in_training_and_test_alike(
     assert len(swapped) == len(set(swapped)) == 2 * clusters
 
 
-@pytest.mark.parametrize(("clients", "samples"), [(7, None), (20, None), (7, 40), (1, 1)])
-def test_no_sample_is_dealt_twice_nor_held_for_training_and_test(
-    clients: int, samples: int | None
-) -> None:
-    federation = Federation.simulate(
-        "digits", scenario=Iid(), clients=clients, samples=samples, seed=0
-    )
-    dealt = [x.tobytes() for s in federation.shards for x in (*s.x, *s.x_test)]
-    assert len(dealt) == len(set(dealt)) and set(dealt) <= set(ORIGINAL)
-    if samples is None:
-        assert len(dealt) == clients * (POOL // clients)
-        assert {len(s.y_test) for s in federation.shards} == {round(POOL // clients / 5)}
-    else:
-        assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {
-            (samples, max(1, round(samples / 4)))
-        }
-
-
-def test_the_true_clusters_are_even_and_in_random_order() -> None:
-    truth = Federation.simulate("digits", clients=18, samples=10, seed=0).truth
-    assert truth is not None
-    assert sorted(np.bincount(truth)) == [4, 4, 5, 5]
-    assert list(truth) != sorted(truth) and list(truth) != [k % 4 for k in range(18)]
-
-
-def test_the_same_seed_makes_the_same_federation() -> None:
-    eight = partial(Federation.simulate, "digits", clients=8, samples=20)
-    one, two, other = (eight(seed=seed) for seed in (1, 1, 2))
-    assert one.digest() == two.digest() != other.digest()
-    assert one.truth == two.truth and one.truth != other.truth
-    for a, b in zip(one.shards, two.shards, strict=True):
-        assert np.array_equal(a.x, b.x)
-        assert np.array_equal(a.y, b.y)
-        assert np.array_equal(a.x_test, b.x_test)
-    assert len(one) == 8 and one.shape == (1, 8, 8) and one.classes == 10
-    assert (one.data, one.scenario, one.seed) == ("digits", "label-swap", 1)
-
-
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
@@ -134,18 +96,6 @@ def test_what_cannot_be_dealt_is_refused_in_one_sentence(
     asked: dict[str, Any], sentence: str
 ) -> None:
     refused(sentence, lambda: Federation.simulate(**{"data": "digits", "seed": 0, **asked}))
-
-
-@pytest.mark.parametrize("clients", [1, 3, 7, 20, 133, 450, 898])
-def test_as_many_samples_as_a_refusal_names_can_be_dealt(clients: int) -> None:
-    with pytest.raises(UsageError) as caught:
-        Federation.simulate("digits", scenario=Iid(), clients=clients, samples=POOL, seed=0)
-    most = int(str(caught.value).split("at most ")[1].split()[0])
-    federation = Federation.simulate(
-        "digits", scenario=Iid(), clients=clients, samples=most, seed=0
-    )
-    assert {len(s.y) for s in federation.shards} == {most}
-    assert min(len(s.y_test) for s in federation.shards) >= 1
 
 
 X, Y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2
@@ -298,26 +248,6 @@ def test_clients_whose_names_read_alike_are_refused() -> None:
     refused("clients: 1 and '1' would both be the client '1'", lambda: made(twice))
     refused("test: 1 and '1' would both be", lambda: made(two, test=twice))
     refused("truth: 1 and '1' would both be", lambda: made(two, truth=dict.fromkeys(twice, 0)))
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        (("3", np.int64(3)), r"'3' and np\.int64\(3\) would both be the client '3'"),
-        (("1", 1.0), r"'1' and 1\.0 would both be the client '1'"),
-        (("A", "A "), "'A' and 'A ' would both be the client 'A': give them different names"),
-        ((True, "b"), "True is no client's name: give text or a whole number"),
-        ((" ", "b"), "' ' is no client's name"),
-        ((None, "b"), "None is no client's name"),
-    ],
-)
-def test_names_that_differ_in_type_or_blanks_alone_are_refused(
-    keys: tuple[Any, Any], sentence: str
-) -> None:
-    samples = {key: (X + k, Y) for k, key in enumerate(keys)}
-    refused(sentence, lambda: Federation.from_arrays(samples, seed=0))
-    federation = Federation.from_arrays({"a": (X, Y), "b": (X, Y)}, seed=0)
-    refused(sentence, lambda: replace(federation, names=keys))
 
 
 def test_names_are_stored_as_they_print() -> None:

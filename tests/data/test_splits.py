@@ -231,14 +231,8 @@ def test_describe_tells_who_trains_on_what(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "t.csv"
     TABLE.assign(side=["test", "train", "train", "train"] * 10).to_csv(path, index=False)
     columns = [
-        "--client-column",
-        "site",
-        "--label-column",
-        "ill",
-        "--drop-columns",
-        "patient",
-        "day",
-    ]
+        "--client-column", "site", "--label-column", "ill", "--drop-columns", "patient", "day",
+    ]  # fmt: skip
     assert main(["describe", str(path), *columns, "--test-column", "side"]) == 0
     said = capsys.readouterr().out
     assert "  a: 15 trained on (no 5, yes 10), 5 held out (no 5)" in said

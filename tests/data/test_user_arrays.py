@@ -384,7 +384,7 @@ def test_one_table_in_place_of_clients_is_sent_to_from_frame() -> None:
     table = pandas.DataFrame(ROWS)
     with pytest.raises(UsageError, match=r"not DataFrame: .*Federation.from_frame takes one table"):
         Federation.from_arrays(table, seed=0)
-    with pytest.raises(UsageError, match=r"client 'ann': its samples are a pair .*not DataFrame"):
+    with pytest.raises(UsageError, match=r"'ann': .* a pair .*not pandas.*DataFrame"):
         Federation.from_arrays({"ann": table}, seed=0)
     with pytest.raises(UsageError, match=r"client 'ann': its samples are a pair .*, and 3 things"):
         Federation.from_arrays({"ann": (ROWS, CLASSES, CLASSES)}, seed=0)

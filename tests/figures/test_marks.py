@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[tuple[str, str]], set[str], tuple
         lambda: comparison_figures._learning(
             "", {"cfl": POINTS, "srfca": POINTS}, {"cfl": 0, "srfca": 0}, "accuracy", ""
         ),
-        [("round (markers: clusters changed)", "test accuracy,\nmean over clients")],
+        [("round (markers: new clusters, or tuned alone)", "test accuracy,\nmean over clients")],
         {"CFL", "SR-FCA"}, (0, 1.02),
     ),
     "noise": (

@@ -82,23 +82,24 @@ def test_long_names_are_turned_and_cut_and_are_no_formulas() -> None:
     assert {text.get_rotation() for text in marks} == {90.0}
 
 
-def test_squares_show_the_true_clusters_in_the_order_of_the_clients() -> None:
-    from matplotlib.colors import to_hex
-
+def test_marks_show_the_true_clusters_in_the_order_of_the_clients() -> None:
     truth = [5, 3, 3, 3]
-    (squares,) = relevance(BETWEEN, LABELS, truth=truth).axes[0].collections
-    colours = [to_hex(color) for color in squares.get_facecolor()]
+    of_three, of_five = relevance(BETWEEN, LABELS, truth=truth).axes[0].collections
     # clients 2, 0, 1, 3: within a cluster by true cluster
-    assert colours[0] == colours[2] == colours[3] != colours[1]
-    assert [y for _, y in squares.get_offsets()] == [0, 1, 2, 3]
+    assert [y for _, y in of_three.get_offsets()] == [0, 2, 3]
+    assert [y for _, y in of_five.get_offsets()] == [1]
+    assert of_three.get_facecolor().tolist() != of_five.get_facecolor().tolist()
+    # told apart in grey, too
+    assert len(of_three.get_paths()[0]) != len(of_five.get_paths()[0])
     marks = relevance(BETWEEN, LABELS, truth=truth).axes[0].get_xticklabels()
     assert [text.get_text() for text in marks] == ["2", "0", "1", "3"]
     merges = torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average"))
     record = SimpleNamespace(ids=[0, 1, 2, 3], merges=merges, threshold=0.5)
     axes = dendrogram(record, LABELS, truth=truth).axes[0]
-    (squares,) = axes.collections
-    odd = [to_hex(color) for color in squares.get_facecolor()].index(colours[1])
-    assert axes.get_xticklabels()[odd].get_text() == "0"
+    of_three, of_five = axes.collections
+    leaves = [text.get_text() for text in axes.get_xticklabels()]
+    odd = leaves.index("0")
+    assert of_five.get_offsets()[0][0] == axes.get_xticks()[odd]
     assert "true clusters" in axes.get_xlabel()
 
 

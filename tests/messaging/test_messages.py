@@ -212,3 +212,8 @@ def test_a_long_list_of_ids_is_refused_before_it_takes_memory(text: str, count: 
     finally:
         tracemalloc.stop()
     assert peak < 1_000_000  # the ids would take eight
+
+
+def test_a_reply_names_its_sender() -> None:
+    back = reply_header(Header("c" * 32, "train", "gather", 3, 7, "server", "client/1", 1))
+    assert (back.sender, back.recipient, back.step) == ("client/1", "server", 7)

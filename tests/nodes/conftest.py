@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 
 
 @pytest.fixture(scope="module")
 def federation(request: pytest.FixtureRequest) -> Federation:
     """As many clients in two clusters as `CLIENTS` of the test's module says."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=request.module.CLIENTS, samples=20, seed=0
-    )
+    return two_clusters(request.module.CLIENTS, 20)

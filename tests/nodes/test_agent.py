@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.data.facts import ClientFacts
 from securecluster.errors import RefusedError, UsageError
 from securecluster.nodes.agent import (
@@ -39,14 +39,8 @@ from securecluster.nodes.proposal import Proposal
 from securecluster.parties.frame_bounds import largest_request
 from securecluster.protocols import FedAvg
 
+CLIENTS = 2
 MADE = FedAvg(rounds=2, epochs=1, model="linear", clip=1.0, noise=1.0)
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=2, samples=20, seed=0
-    )
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import two_clusters
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -77,9 +78,7 @@ WAIT = 600.0  # seconds for anything to happen on a busy machine
 
 
 def federation_of(clients: int) -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=clients, samples=20, seed=0
-    )
+    return two_clusters(clients, 20)
 
 
 def free_port() -> int:

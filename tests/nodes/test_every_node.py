@@ -30,15 +30,9 @@ from securecluster.runtime.transport import Framed
 
 CLIENTS = 4
 WAYS = (
-    "plain",
-    "masked",
-    "secagg",
-    "pads",
-    "pads and secagg",
-    "noised clients",
-    "noised examples",
+    "plain", "masked", "secagg", "pads", "pads and secagg", "noised clients", "noised examples",
     "secagg noised in shares",
-)
+)  # fmt: skip
 CASES = {case.name: case for case in golden.cases() if case.way in WAYS}
 KEYS = Settings(keys_from_seed=True, threads=1)
 

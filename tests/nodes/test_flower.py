@@ -527,26 +527,16 @@ def test_an_app_takes_its_options_from_its_configuration(tmp_path: Path) -> None
     (tmp_path / "key").write_bytes(bytes(32))
     (tmp_path / "roster").write_text(f"{Identity.generate().public.hex()}\n")
     config = {
-        "clients": 3,
-        "seed": 7,
-        "classes": 10,
-        "seconds": 5,
-        "out": str(tmp_path / "out"),
-        "roster": str(tmp_path / "roster"),
-        "key": str(tmp_path / "key"),
-    }
+        "clients": 3, "seed": 7, "classes": 10, "seconds": 5, "out": str(tmp_path / "out"),
+        "roster": str(tmp_path / "roster"), "key": str(tmp_path / "key"),
+    }  # fmt: skip
     options = flower.configured(config)
     roster = options.pop("roster")
     assert roster.size == 1
     assert options == {
-        "clients": 3,
-        "seed": 7,
-        "classes": 10,
-        "scores": False,
-        "patience": flower.Patience(call=5.0),
-        "folder": tmp_path / "out",
-        "key": bytes(32),
-    }
+        "clients": 3, "seed": 7, "classes": 10, "scores": False,
+        "patience": flower.Patience(call=5.0), "folder": tmp_path / "out", "key": bytes(32),
+    }  # fmt: skip
     empty = flower.configured({"classes": 0, "roster": "", "key": "", "out": ""})
     assert empty == {"classes": None, "scores": False, "patience": flower.Patience()}
     for name in ("missing", "roster"):

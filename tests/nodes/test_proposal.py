@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.data.facts import ClientFacts, Facts, Form, agree
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.nodes.node import Node
@@ -22,6 +22,7 @@ from securecluster.protocols import CFL, FedAvg, OneShot, Signature
 from securecluster.runtime.endpoint import config_hash
 from tests.protocols import cases
 
+CLIENTS = 4
 NOISY: dict[str, Any] = {"clip": 1.0, "noise": 1.0}
 EXAMPLE: dict[str, Any] = {**NOISY, "dp_unit": "example"}
 MANY = [
@@ -33,13 +34,6 @@ MANY = [
     Signature(rounds=2, clip=1.0, target_epsilon=8.0, dp_unit="example", epochs=1),
     CFL(mask="rotation", **NOISY),
 ]
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
 
 
 def facts_by_clients(federation: Federation, samples: bool) -> Facts:

@@ -175,16 +175,11 @@ def check_ledgers(world: World, fitted: FittedRun, equal: bool = False) -> None:
 
 
 FAULTS = (
-    "frozen",
-    "killed before training",
-    "killed after the release was written",
-    "disk full after the release was written",
-    "reply lost",
-    "reply damaged",
-    "restarted after its reply was lost",
-    "late, seen in the next round",
+    "frozen", "killed before training", "killed after the release was written",
+    "disk full after the release was written", "reply lost", "reply damaged",
+    "restarted after its reply was lost", "late, seen in the next round",
     "refused late, seen in the next round",
-)
+)  # fmt: skip
 # by default each fault meets two methods, and each method three faults
 PAIRS = [
     (fault, name) if (k - n) % 3 == 0 else exhaustive(fault, name)

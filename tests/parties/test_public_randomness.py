@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap, load
+from securecluster import Federation, load
 from securecluster.cli.main import main
 from securecluster.errors import (
     FrameError,
@@ -51,9 +52,7 @@ Values = list[tuple[bytes, bytes]]
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=4, seed=0
-    )
+    return two_clusters(CLIENTS, 4)
 
 
 class World:

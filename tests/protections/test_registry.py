@@ -109,17 +109,9 @@ class Nothing(PairProtection):
 def test_what_a_protection_lacks_is_said() -> None:
     found = lacks(Nothing())
     assert [sentence.split(":")[0] for sentence in found] == [
-        "name",
-        "about",
-        "read",
-        "unseen",
-        "replies",
-        "client_half",
-        "server_half",
-        "authority",
-        "authority_view",
-        "claims",
-    ]
+        "name", "about", "read", "unseen", "replies", "client_half", "server_half", "authority",
+        "authority_view", "claims",
+    ]  # fmt: skip
     assert len(lacks_in_tests(Nothing())) == 5
 
 

@@ -93,19 +93,15 @@ SMALL: dict[Protocol, Parameters] = {
     LocalKMeans: {"k": 2, "local_rounds": 1},
     MRMTL: {},
     NSIM: {
-        "synthetic": SYNTHETIC_USERS,
-        "walks": digit_users,
-        "radius": 0.0,
-        "layer": "last",
-        "local_rounds": 1,
-        "eps": 1.0,
+        "synthetic": SYNTHETIC_USERS, "walks": digit_users, "radius": 0.0, "layer": "last",
+        "local_rounds": 1, "eps": 1.0,
     },
     OneShot: {"tasks": 2},
     PACFL: {"k": 2},
     RandomClusters: {"k": 2},
     SRFCA: {"local_rounds": 1, "refine": 1},
     Signature: {"k": 2},
-}
+}  # fmt: skip
 EVERY_PROTOCOL = tuple(SMALL)
 AVERAGING = tuple(protocol for protocol in SMALL if protocol is not Local)
 ONE_MODEL = tuple(p for p in AVERAGING if p not in (CFLGP, CLoVE, FineTune, IFCA, RDPCFL, SRFCA))

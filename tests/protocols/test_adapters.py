@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 from safetensors.torch import load_file
 from torch import nn
 
-from securecluster import CFL, Federation, LabelSwap, at
+from securecluster import CFL, Federation, at
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.parties import SERVER
 from securecluster.models.validation import build, prepare_module
@@ -51,9 +52,7 @@ def adapted() -> nn.Sequential:
 
 @pytest.fixture(scope="module")
 def swapped() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=80, seed=0
-    )
+    return two_clusters(8, 80)
 
 
 def fitted(

@@ -114,7 +114,7 @@ def test_one_masked_round_equals_a_plain_one(
     conformance.check_masked_round(partial(method, protocol), small, mask)
 
 
-# FedAvg and RandomClusters do what FineTune does; for IFCA, CLoVE and RDPCFL see their own
+# FedAvg and RandomClusters do what FineTune does; for the others see nodes/test_every_node.py
 AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, MRMTL, NSIM, OneShot, PACFL, SRFCA, Signature)
 
 
@@ -421,19 +421,9 @@ CHANGES: list[dict[str, Any]] = [
     {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))},
 ]
 RESUMED = (
-    CFL,
-    CLoVE,
-    FedAvg,
-    FineTune,
-    Hidden,
-    IFCA,
-    Local,
-    LocalKMeans,
-    MRMTL,
-    OneShot,
-    RandomClusters,
+    CFL, CLoVE, FedAvg, FineTune, Hidden, IFCA, Local, LocalKMeans, MRMTL, OneShot, RandomClusters,
     SRFCA,
-)
+)  # fmt: skip
 
 
 @pytest.mark.few(4)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 from safetensors.torch import load_file
 
 from securecluster import Federation, LabelSwap
-from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.parties.deployment import build_network
 from securecluster.parties.endpoints import build_client
@@ -123,12 +123,6 @@ def test_at_most_all_rounds_but_one_are_for_tuning(small: Federation) -> None:
     assert torch.equal(fitted.client_models_.values, same.client_models_.values)
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, "2", None])
-def test_rounds_of_tuning_are_a_whole_number(wrong: Any, small: Federation) -> None:
-    with pytest.raises(UsageError, match="tune_rounds"):
-        FineTune(rounds=2, tune_rounds=wrong).fit(small)
-
-
 def test_everyone_tunes_whatever_the_participation(small: Federation) -> None:
     fitted = FineTune(rounds=5, tune_rounds=2, participation=0.3).fit(
         small, Settings(transcript="sizes")
@@ -209,9 +203,7 @@ def test_a_target_is_met_by_the_rounds_that_are_shared(small: Federation) -> Non
 def test_newcomers_get_the_shared_model_and_release_nothing(small: Federation) -> None:
     fitted = FineTune(rounds=3, tune_rounds=1, mask="permutation", **WAYS["example"]).fit(small)
     before = fitted.ledger_.epsilon
-    later = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=9, samples=40, seed=0
-    ).select([6, 7, 8])
+    later = two_clusters(9, 40).select([6, 7, 8])
     assert list(fitted.join(later)) == [0, 0, 0]
     assert fitted.joined_.ledger.events == []
     assert fitted.ledger_.epsilon == before

@@ -18,7 +18,6 @@ from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.clustering.agglomerative import nearest, representatives
-from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.data.scenarios import Scenario
 from securecluster.errors import PolicyError, UpdateError, UsageError
@@ -33,17 +32,13 @@ from securecluster.protocols.flhc import FLHCState
 from securecluster.protocols.registry import protocol_class
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
-from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
+from securecluster.runtime.transport import InProcess, Recorded
 
 FULL = Settings(transcript="full")
 PAIRS = [
-    ("l1", "complete"),
-    ("l1", "single"),
-    ("l2", "average"),
-    ("l2", "ward"),
-    ("cosine", "complete"),
+    ("l1", "complete"), ("l1", "single"), ("l2", "average"), ("l2", "ward"), ("cosine", "complete"),
     ("cosine", "average"),
-]
+]  # fmt: skip
 
 
 def some(federation: Federation, who: range) -> Federation:
@@ -244,41 +239,6 @@ def test_random_dropouts_and_partial_participation_keep_the_clusters() -> None:
     asked = {e.round: len(e.to) for _, e in calls(fitted, "contribute")}
     assert asked == {t: 6 if t <= 10 else 8 for t in range(1, 21)}  # 0.3 of 20; two of each five
     assert [(len(e.to), e.round) for _, e in calls(fitted, "train")] == [(20, 11)]
-
-
-def test_a_client_asked_again_may_be_lost_again_or_not() -> None:
-    lost = random_dropouts(0.5, Randomness(0))
-    call = Call("c", "train", "gather", 1, 7, tuple(range(200)), None, (1,) * 200)
-    first, again = lost(call), lost(replace(call, to=tuple(range(200))))
-    assert 60 < len(first) < 140 and 60 < len(again) < 140
-    assert first != again
-    assert random_dropouts(0.5, Randomness(0))(call) == first
-
-
-@pytest.mark.always
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("mask", "params"),
-    [(mask, {}) for mask in ("permutation", "signed-permutation", "rotation")]
-    + [
-        (mask, {"metric": "l1", "linkage": "complete"})
-        for mask in ("permutation", "signed-permutation")
-    ]
-    + [("rotation", {"metric": "cosine", "linkage": "average"})],
-)
-def test_a_masked_run_equals_a_plain_one(mask: str, params: dict[str, Any]) -> None:
-    federation = Federation.simulate("digits", clients=12, samples=60, seed=1)
-    masked, plain = (
-        FLHC(rounds=12, mask=m, **params).fit(federation, Settings(dtype="float64"))
-        for m in (mask, "none")
-    )
-    assert masked.labels_.tolist() == plain.labels_.tolist()
-    torch.testing.assert_close(
-        masked.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9
-    )
-    np.testing.assert_allclose(
-        masked.history_[10]["merges"], plain.history_[10]["merges"], rtol=1e-8
-    )
 
 
 @pytest.mark.few(1)

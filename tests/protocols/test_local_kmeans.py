@@ -198,12 +198,8 @@ def test_a_newcomer_draws_a_cluster_that_does_not_depend_on_who_joins_with_it(
     small: Federation,
 ) -> None:
     fitted = RandomClusters(k=3, rounds=1).fit(small)
-    many = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=30, samples=10, seed=0
-    )
-    few = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=5, samples=10, seed=0
-    )
+    many = cases.two_clusters(30, 10)
+    few = cases.two_clusters(5, 10)
     labels = fitted.join(many)
     assert set(labels) == {0, 1, 2} and list(fitted.join(few)) == list(labels[:5])
     assert fitted.joined_.bytes["up"] == 0

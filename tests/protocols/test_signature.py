@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import DOUBLE, FULL, serve
+from cases import DOUBLE, FULL, serve, two_clusters
 
 from securecluster import CFL, Dirichlet, Federation, Iid, LabelSwap, Pathological, Tasks
 from securecluster.clustering.labels import relabel
@@ -49,9 +49,7 @@ Z = 0.02  # so little noise that the clusters of few samples are clear
 
 @pytest.fixture(scope="module")
 def clients() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=60, seed=0
-    )
+    return two_clusters(8, 60)
 
 
 def made(**params: Any) -> Signature:
@@ -75,9 +73,7 @@ def made(**params: Any) -> Signature:
     ],
 )
 def test_every_kind_of_signature_finds_swapped_labels(params: dict[str, Any]) -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=200, seed=0
-    )
+    federation = two_clusters(6, 200)
     assert made(**params).fit(federation).agreement_["exact"]
 
 
@@ -236,19 +232,13 @@ def test_the_centre_is_that_of_the_data_set_or_the_mean_that_clients_tell(
 @pytest.mark.parametrize(
     ("noise", "shares", "kind"),
     [
-        (0.0, "equal", "residuals"),
-        (0.5, "equal", "residuals"),
-        (0.0, "own", "blocks"),
-        (0.5, "own", "residuals"),
-        (0.0, "clusters", "plain"),
-        (0.5, "clusters", "plain"),
+        (0.0, "equal", "residuals"), (0.5, "equal", "residuals"), (0.0, "own", "blocks"),
+        (0.5, "own", "residuals"), (0.0, "clusters", "plain"), (0.5, "clusters", "plain"),
     ],
-)
+)  # fmt: skip
 def test_shares_of_classes_choose_the_kind(noise: float, shares: str, kind: str) -> None:
     """Clients have all ten classes, five of their own choice, or one half of them or the other."""
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=16, samples=60, seed=0
-    )
+    federation = two_clusters(16, 60)
     first = {"equal": [0] * 16, "own": range(16), "clusters": [0, 5] * 8}[shares]
     shards = []
     for i, shard in zip(first, federation.shards, strict=True):
@@ -427,9 +417,7 @@ def test_clients_of_one_release_answer_no_directions(clients: Federation) -> Non
     ],
 )
 def test_newcomers_join_the_cluster_of_their_labels(params: dict[str, Any]) -> None:
-    whole = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=12, samples=60, seed=0
-    )
+    whole = two_clusters(12, 60)
     fitted = made(**params).fit(whole.select(range(8)), FULL)
     placed = fitted.join(whole.select(range(8, 12)))
     truth = whole.truth

@@ -225,19 +225,9 @@ def test_a_run_says_which_clusters_have_no_shared_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = [
-        "--rounds",
-        "1",
-        "--clients",
-        "4",
-        "--samples",
-        "20",
-        "--k",
-        "3",
-        "--clip",
-        "1",
-        "--noise",
+        "--rounds", "1", "--clients", "4", "--samples", "20", "--k", "3", "--clip", "1", "--noise",
         "5",
-    ]
+    ]  # fmt: skip
     assert main(["run", "random", *small, "--out", str(tmp_path / "r")]) == 0
     privacy = json.loads((tmp_path / "r" / "result.json").read_text())["privacy"]
     labels = privacy["unshared_models"]["labels"]

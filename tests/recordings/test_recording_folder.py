@@ -31,13 +31,9 @@ NODES = (31, 17, 5)
 WIDTH = 4
 PRICED = TrainingFacts(lr=0.1, clip=1.0, noise=4.0, placement="local", delta=1e-5)
 FILES = (
-    "recording.json",
-    "nodes.jsonl",
-    "exchanges.jsonl",
-    "transcript/index.jsonl",
-    "transcript/000000.safetensors",
-    "transcript/000002.safetensors",
-)
+    "recording.json", "nodes.jsonl", "exchanges.jsonl", "transcript/index.jsonl",
+    "transcript/000000.safetensors", "transcript/000002.safetensors",
+)  # fmt: skip
 
 
 def vector(value: float) -> Vector:

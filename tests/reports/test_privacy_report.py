@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.cli.main import main
 from securecluster.models.objectives import Language, Trajectory
 from securecluster.protocols import (
@@ -73,14 +74,10 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     assert privacy["placement"].startswith(placement) and privacy["exact"] == []
     assert privacy["releases"] == [
         {
-            "method": "contribute",
-            "field": "delta",
-            "mechanism": "gaussian",
-            "noise_multiplier": 2.0,
-            "times": 2,
-            "reader": "server",
+            "method": "contribute", "field": "delta", "mechanism": "gaussian",
+            "noise_multiplier": 2.0, "times": 2, "reader": "server",
         }
-    ]
+    ]  # fmt: skip
     assert any("before the server adds its noise" in text for text in privacy["server_view"]) == (
         placement == "central"
     )
@@ -164,12 +161,8 @@ def test_windows_that_have_positions_in_common_are_told(unit: str) -> None:
 
 def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> None:
     noised = {
-        "clip": 1.0,
-        "noise": 1.0,
-        "dp_unit": "client",
-        "placement": "central",
-        "gram_noise": 1.0,
-    }
+        "clip": 1.0, "noise": 1.0, "dp_unit": "client", "placement": "central", "gram_noise": 1.0,
+    }  # fmt: skip
     told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small).result_)
     how = {
         text.split(" of ")[0]: text
@@ -399,9 +392,7 @@ def test_numbers_of_samples_that_signatures_publish_are_named(small: Federation)
 
 
 def test_labels_that_only_clients_know_are_named_where_files_have_them(tmp_path: Path) -> None:
-    clients = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=100, seed=0
-    )
+    clients = two_clusters(8, 100)
     params: dict[str, Any] = {"rounds": 1, "model": "linear", "clip": 1.0, "noise": 0.02}
     assigned = Hidden(k=2, **params).fit(clients, folder=tmp_path)
     labels = json.loads((tmp_path / "result.json").read_text())["labels"]

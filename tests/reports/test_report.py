@@ -13,13 +13,8 @@ from commands import exit_of
 from securecluster.reports import report
 
 LINE: dict[str, Any] = {
-    "round": 7,
-    "clusters": 4,
-    "accuracy": 0.5,
-    "ari": 1.0,
-    "up": 1500,
-    "down": 2500000,
-}
+    "round": 7, "clusters": 4, "accuracy": 0.5, "ari": 1.0, "up": 1500, "down": 2500000,
+}  # fmt: skip
 
 
 def test_a_line_of_clustering_says_the_sizes() -> None:
@@ -43,30 +38,17 @@ def test_a_line_of_many_clusters_stays_short() -> None:
 def _content(**more: Any) -> Any:
     accuracy = {"before": 0.5, "after": 0.75, "per_cluster": [0.7, 0.8]}
     metrics = {
-        "ari": 1.0,
-        "nmi": 1.0,
-        "purity": 1.0,
-        "exact": True,
-        "accuracy": accuracy,
+        "ari": 1.0, "nmi": 1.0, "purity": 1.0, "exact": True, "accuracy": accuracy,
         "at_target": 0.25,
-    }
+    }  # fmt: skip
     privacy = {
-        "epsilon": 0.0,
-        "server_view": [],
-        "masks": [],
-        "placement": "nothing",
-        "neighbouring": "one",
-        "not_covered": [],
-    }
+        "epsilon": 0.0, "server_view": [], "masks": [], "placement": "nothing",
+        "neighbouring": "one", "not_covered": [],
+    }  # fmt: skip
     head = {
-        "protocol": "cfl",
-        "data": "digits",
-        "scenario": "iid",
-        "clients": 4,
-        "names": ["a", "b", "c", "d"],
-        "clusters": 2,
-        "labels": [0, 0, 1, 1],
-    }
+        "protocol": "cfl", "data": "digits", "scenario": "iid", "clients": 4,
+        "names": ["a", "b", "c", "d"], "clusters": 2, "labels": [0, 0, 1, 1],
+    }  # fmt: skip
     sent = {"up": 1, "down": 1, "by_message": {}}
     found = {
         "truth": [0, 0, 1, 1],

@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import two_clusters
 from safetensors.torch import load_file
 from torch import nn
 
-from securecluster import CFL, Federation, LabelSwap, at
+from securecluster import CFL, Federation, at
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.architectures import NETWORKS
 from securecluster.models.objectives import Language, Objective, Trajectory
@@ -101,9 +102,7 @@ def loader_of(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def swapped() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=60, seed=0
-    )
+    return two_clusters(6, 60)
 
 
 def test_a_file_a_cluster_and_who_is_in_which(swapped: Federation, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap, Settings, load
+from securecluster import Federation, Settings, load
 from securecluster.errors import PolicyError, RefusedError, RunFolderError, UpdateError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Header, Shared
@@ -88,9 +89,7 @@ METHODS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def everyone() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS + NEWCOMERS, samples=20, seed=0
-    )
+    return two_clusters(CLIENTS + NEWCOMERS, 20)
 
 
 class World:
@@ -350,9 +349,7 @@ def drawn(number: int, shape: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def rejoined(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    many = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS + 1, samples=40, seed=0
-    )
+    many = two_clusters(CLIENTS + 1, 40)
 
     def world(name: str, made: Any = REJOINED) -> World:
         folder = tmp_path_factory.mktemp(name)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster import CFL, Federation, LabelSwap, at
+from securecluster import CFL, Federation, at
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Language, Trajectory
 from securecluster.protocols import (
@@ -62,9 +62,7 @@ def fitted(hospitals: Federation) -> CFL:
     ids=lambda made: made.name,
 )
 def test_the_score_of_a_client_is_what_the_run_observed(made: ClusteringProtocol) -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=40, seed=0
-    )
+    federation = cases.two_clusters(4, 40)
     run = made.set_params(rounds=3, model="mlp-32").fit(federation)
     for k, shard in enumerate(federation.shards):
         assert run.score(at(k), shard.x_test, shard.y_test) == pytest.approx(run.accuracy_[k])

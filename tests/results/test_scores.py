@@ -374,7 +374,7 @@ def test_reports_and_pages_have_them_and_what_is_handed_over_has_not(
     cells = [f"{row[name]:.3f} ({row[f'{name}_baseline']:.3f})" for name in CLASSES[:2]]
     assert f"[bold]a 0 {row['samples']:.0f} {' '.join(cells)}" in printed
     means = [f"{frame[name].mean():.3f} (" for name in CLASSES[:2]]
-    assert f"mean of 3 all {frame['samples'].sum()} {means[0]}" in printed
+    assert f"mean, all clients all {frame['samples'].sum()} {means[0]}" in printed
     page = (folder / "report.html").read_text()
     assert all(text in page for text in (*cells, *means, "no ε covers them"))
     assert main(["report", str(folder), "--bundle", str(bundles[1]), "--with-uncovered"]) == 0

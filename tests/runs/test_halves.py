@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import CFL, FLHC, Federation, LabelSwap
+from securecluster import CFL, FLHC, Federation
 from securecluster.core.atomic_files import MARKER
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
@@ -42,9 +43,7 @@ METHODS: dict[str, ClusteringProtocol] = {
 
 @pytest.fixture(scope="module")
 def tiny() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    return two_clusters(4, 20)
 
 
 class StoppedError(Exception):

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
@@ -453,12 +453,6 @@ def test_who_misses_the_key_agreement_sits_out_and_catches_up(
     )
 
 
-def test_a_client_that_is_alone_at_first_does_not_stop_the_run() -> None:
-    came = keyed_in(lambda call: {0, 1, 3, 4} if call.round == 1 else set(), 2)
-    assert came[0] in ([], [2])
-    assert came[1] == EVERYONE
-
-
 def test_a_leader_whose_reply_is_lost_joins_the_seed_of_the_next_leader() -> None:
     """It has drawn a seed that nobody else got; the box of the next leader holds another one."""
     nodes = {i: endpoint(ROWS, True, [i]) for i in ALL}
@@ -489,9 +483,7 @@ def test_a_leader_whose_reply_is_lost_joins_the_seed_of_the_next_leader() -> Non
 
 
 def test_a_client_that_missed_the_agreement_still_gets_every_average() -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    federation = two_clusters(4, 20)
     method = CFL(rounds=4)
     clients = build_client(method, federation, Settings())
     asked: dict[int, tuple[int, ...]] = {}

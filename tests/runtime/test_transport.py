@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, ReplayError
 from securecluster.messaging import wire
@@ -37,9 +38,7 @@ CONFIG = "c" * 32
 
 @pytest.fixture(scope="module")
 def tiny() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    return two_clusters(4, 20)
 
 
 def serve(
@@ -219,14 +218,10 @@ CALL = SimpleNamespace(verb=GATHER)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("exchange", (CALL,)),
-        ("exchange_all", ([CALL],)),
-        ("begin", (CALL,)),
-        ("stream", (CALL, 7)),
-        ("relay", (CALL, "the replies")),
-        ("tolerate", ("an error",)),
+        ("exchange", (CALL,)), ("exchange_all", ([CALL],)), ("begin", (CALL,)),
+        ("stream", (CALL, 7)), ("relay", (CALL, "the replies")), ("tolerate", ("an error",)),
     ],
-)
+)  # fmt: skip
 def test_an_authoritys_transport_passes_everything_on_to_that_of_the_clients(
     name: str, arguments: tuple[object, ...]
 ) -> None:

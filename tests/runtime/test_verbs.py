@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,19 +9,20 @@ from typing import Annotated
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.core.randomness import Randomness
-from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
+from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.bounds import Real, Upto
-from securecluster.messaging.messages import Call, Empty, Response, Rows
+from securecluster.messaging.messages import Call, Empty, Rows
 from securecluster.messaging.parties import SERVER, WIRE, client
 from securecluster.messaging.transcript import Transcript
 from securecluster.parties.deployment import build_network
 from securecluster.parties.endpoints import build_client
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Settings
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers
 from securecluster.runtime.run import Run
@@ -90,29 +90,6 @@ def network(
 ROWS = torch.from_numpy(np.random.default_rng(0).normal(size=(M, M)))
 
 
-def test_gather_brings_each_reply_and_names_the_lost() -> None:
-    net = network(ROWS, lambda call: {2, 5})
-    got = net.gather(Toy.row, Empty(), to=(1, 2, 3, 5))
-    assert (got.ids, got.lost) == ((1, 3), (2, 5))
-    assert torch.equal(got.rows.values.values, ROWS[[1, 3]])
-    assert net.state.lost == {2: [4], 5: [4]}
-    assert not network(ROWS, lambda call: set(range(M))).gather(Toy.row, Empty(), to=range(M)).ids
-
-
-@pytest.mark.parametrize("chunk", [None, 1, 2, 5, 100])
-def test_sum_adds_up_per_group_whatever_the_chunk(chunk: int | None) -> None:
-    by = [2, 0, 0, 2, 0, 2, 0]
-    total = network(ROWS, lambda call: {4} & set(call.to), chunk).sum(
-        Toy.row, Empty(), to=range(M), by=by, groups=3
-    )
-    alive = [i for i in range(M) if i != 4]
-    expected = np.stack(
-        [sum((ROWS[i].numpy() for i in alive if by[i] == g), np.zeros(M)) for g in range(3)]
-    )
-    np.testing.assert_allclose(total.rows.values.table.numpy(), expected, atol=1e-12)
-    assert (total.counts, total.lost) == ((3, 0, 3), (4,))
-
-
 def test_a_plain_sum_never_holds_more_replies_than_a_chunk() -> None:
     held: list[int] = []
 
@@ -122,43 +99,6 @@ def test_a_plain_sum_never_holds_more_replies_than_a_chunk() -> None:
 
     network(ROWS, seen, chunk=3).sum(Toy.row, Empty(), to=range(M))
     assert held == [3, 3, 1]
-
-
-def test_pairs_brings_the_symmetric_mean_or_only_what_is_computed_from_it() -> None:
-    net = network(ROWS, lambda call: {3})
-    alive = [0, 1, 2, 4, 5, 6]
-    expected = (ROWS + ROWS.T)[alive][:, alive] / 2
-    got = net.pairs(Toy.relevance, Empty(), to=range(M))
-    torch.testing.assert_close(got.value, expected)
-    assert list(got.ids) == alive
-    with pytest.raises(UsageError, match="at least two"):
-        network(ROWS, lambda call: set(range(1, M))).pairs(Toy.relevance, Empty(), to=range(M))
-
-
-def test_a_client_refuses_what_it_did_not_declare() -> None:
-    net = network(ROWS)
-    with pytest.raises(PolicyError, match="not gather"):
-        net.gather(Toy.relevance, Empty(), to=(0, 1))
-    with pytest.raises(PolicyError, match="not pairs"):
-        net.pairs(Toy.row, Empty(), to=range(M))
-    for call in (net.gather, net.sum):
-        with pytest.raises((PolicyError, FrameError), match="not a"):
-            call(Toy.hidden, Empty(), to=(0, 1))
-
-
-def test_a_sum_of_one_is_refused_where_only_sums_may_leave() -> None:
-    net = network(ROWS)
-    assert net.sum(Toy.summed, Empty(), to=(0, 1, 2)).counts == (3,)
-    with pytest.raises(PolicyError, match="single"):
-        net.sum(Toy.summed, Empty(), to=(0, 1, 2), by=(0, 0, 1))
-
-
-def test_values_that_are_not_finite_are_refused_by_client_and_round() -> None:
-    rows = ROWS.clone()
-    rows[3, 2] = torch.nan
-    for verb in ("gather", "sum"):
-        with pytest.raises(UpdateError, match=r"round 4: values of client\(s\) 3 "):
-            getattr(network(rows), verb)(Toy.row, Empty(), to=range(M))
 
 
 def test_every_private_release_is_in_the_ledger_and_nothing_else() -> None:
@@ -179,9 +119,7 @@ def test_every_private_release_is_in_the_ledger_and_nothing_else() -> None:
 
 @pytest.fixture
 def tiny() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    return two_clusters(4, 20)
 
 
 def served(
@@ -193,48 +131,6 @@ def served(
     )
     state = method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     return transcript, state.labels
-
-
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-@pytest.mark.parametrize("protocol", [CFL, FedAvg])
-def test_one_process_per_client_over_real_frames_equals_the_batch(
-    protocol: type[ClusteringProtocol], mask: str, tiny: Federation
-) -> None:
-    method = protocol(rounds=3, mask=mask)
-    batch = build_client(method, tiny, Settings())
-    nodes = [build_client(method, tiny, Settings(), [i]) for i in range(4)]
-    together, labels = served(method, tiny, InProcess(batch.answer))
-    replies = {e.method: type(together.content(k)[1].reply) for k, e in enumerate(together.entries)}
-    apart, others = served(
-        method, tiny, Framed({i: n.answer_frame for i, n in enumerate(nodes)}, replies.__getitem__)
-    )
-    assert labels == others
-    assert together.totals() == apart.totals()
-    assert together.entries == apart.entries
-    models = torch.stack([n.client.models.values[0] for n in nodes])
-    torch.testing.assert_close(models, batch.client.models.values, rtol=1e-4, atol=1e-5)
-
-
-def test_frames_for_others_from_others_or_of_another_configuration_are_refused(
-    tiny: Federation,
-) -> None:
-    method = CFL(rounds=1, mask="none")
-    node = build_client(method, tiny, Settings(), [1])
-    transcript, _ = served(method, tiny, InProcess(build_client(method, tiny, Settings()).answer))
-    call, _ = transcript.content(0)
-    from securecluster.messaging.wire import encode
-
-    assert node.answer_frame(encode(call.header(1), call.query, 1))
-    good = call.header(1)
-    for change, sentence in (
-        ({"recipient": "client/2"}, "another client"),
-        ({"sender": "client/0"}, "another client"),
-        ({"config": "d" * 32}, "another configuration"),
-        ({"method": "restore"}, "not a method"),
-        ({"verb": "pairs"}, "not pairs"),
-    ):
-        with pytest.raises((FrameError, PolicyError), match=sentence):
-            node.answer_frame(encode(dataclasses.replace(good, **change), call.query, 1))
 
 
 def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Federation) -> None:
@@ -260,27 +156,6 @@ def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Fe
         served(method, tiny, Framed({**nodes, 0: stale}, replies))
 
 
-def test_the_key_agreement_survives_lost_leaders_and_peers(tiny: Federation) -> None:
-    method = CFL(rounds=4, mask="permutation")
-    endpoint = build_client(method, tiny, Settings())
-    trained: dict[int, tuple[int, ...]] = {}
-
-    def lost(call: Call) -> set[int]:
-        if call.method == "key_seal" and call.round == 1:
-            return {0}
-        return {3} if call.method == "key_open" and call.round <= 2 else set()
-
-    def answer(call: Call) -> Response:
-        if call.method in ("train", "contribute"):
-            trained[call.round] = call.to
-        return endpoint.answer(call)
-
-    _, _ = served(method, tiny, InProcess(answer, lost))
-    assert trained == {1: (0, 1, 2), 2: (0, 1, 2), 3: (0, 1, 2, 3), 4: (0, 1, 2, 3)}
-    models = endpoint.client.models.values
-    assert all(torch.equal(models[0], models[i]) for i in (1, 2, 3))
-
-
 def test_parties_see_their_own_frames_and_the_wire_sees_lengths(tiny: Federation) -> None:
     fitted = CFL(rounds=2).fit(tiny, Settings(transcript="full"))
     server, third, wire = (list(fitted.transcript_.seen_by({p})) for p in (SERVER, client(3), WIRE))
@@ -297,20 +172,3 @@ def test_parties_see_their_own_frames_and_the_wire_sees_lengths(tiny: Federation
     with pytest.raises(UsageError, match="transcript='full'"):
         list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({SERVER}))
     assert list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({WIRE}))
-
-
-def test_a_transcript_knows_the_clients_names_and_newcomers_numbers(tiny: Federation) -> None:
-    named = dataclasses.replace(tiny, names=tuple(f"site-{k}" for k in range(len(tiny))))
-    fitted = IFCA(rounds=1, k=2, starts=1).fit(named.select([1, 0, 2]), Settings(transcript="full"))
-    seen = [s.step for s in fitted.transcript_.seen_by("site-1")]
-    assert seen and seen == [s.step for s in fitted.transcript_.seen_by(0)]
-    with pytest.raises(
-        UsageError,
-        match=r"no party 'site-3': .*clients by name \('site-1', 'site-0', 'site-2'\) or position",
-    ):
-        fitted.transcript_.seen_by("site-3")
-    fitted.join(named.select([3]))
-    joined = fitted.joined_.transcript
-    assert [s.step for s in joined.seen_by("site-3")] == [s.step for s in joined.seen_by(3)] != []
-    with pytest.raises(UsageError, match="no party 4"):
-        joined.seen_by(4)

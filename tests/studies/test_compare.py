@@ -280,34 +280,9 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], sentence: str, refused_by: Callable[..., None]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert exit_of("compare", *arguments) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(
-    whole: Path, tmp_path: Path
-) -> None:
-    mine, out = tmp_path / "mine", tmp_path / "out"
-    mine.mkdir()
-    (mine / "thesis.tex").write_text("years of work")
-    for force in ([], ["--force"]):
-        assert exit_of("compare fedavg local --quiet", *SMALL, "--out", mine, *force) == 2
-    assert (mine / "thesis.tex").read_text() == "years of work"
-    shutil.copytree(whole, out)
-    assert exit_of("compare fedavg local --quiet", *SMALL, "--out", out) == 2
-    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
-    assert exit_of("compare fedavg local --quiet --force", *SMALL, "--out", out) == 0
-    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["fedavg", "local"]
+    refused_by(sentence, "compare", *arguments)
 
 
 def test_a_comparison_in_use_is_not_replaced(
@@ -519,21 +494,13 @@ def test_curves_show_the_start_that_went_on(tmp_path: Path) -> None:
 def _row(protocol: str, **more: Any) -> dict[str, Any]:
     """A row of a comparison under noise, where every column has something to say."""
     numbers = {
-        "clusters": 12,
-        "ari": -0.04,
-        "accuracy_before": 0.703,
-        "accuracy": 0.875,
-        "at_target": 0.4,
+        "clusters": 12, "ari": -0.04, "accuracy_before": 0.703, "accuracy": 0.875, "at_target": 0.4,
         "rounds": 1057,
-    }
+    }  # fmt: skip
     sent = {"up": 875_400_000, "down": 12_000_000, "servers": 80_100_000}
     priced = {
-        "epsilon": 107123.4,
-        "dp_unit": "client",
-        "seconds": 1234.5,
-        "error": None,
-        "given": None,
-    }
+        "epsilon": 107123.4, "dp_unit": "client", "seconds": 1234.5, "error": None, "given": None,
+    }  # fmt: skip
     return {"protocol": protocol, **numbers, **sent, **priced, **more}
 
 
@@ -544,13 +511,9 @@ def test_no_cell_of_the_table_is_cut(width: int) -> None:
         _row("flhc", epsilon=None), _row("oneshot", given={"tasks": 3}),
     ]  # fmt: skip
     content = {
-        "data": "digits",
-        "scenario": "label-swap",
-        "clients": 20,
-        "true_clusters": 4,
-        "seed": 0,
+        "data": "digits", "scenario": "label-swap", "clients": 20, "true_clusters": 4, "seed": 0,
         "target": 0.99,
-    }
+    }  # fmt: skip
     content |= {"metric": "accuracy", "protocols": rows}
     out = io.StringIO()
     comparison.show(content, Console(width=width, file=out))
@@ -567,24 +530,14 @@ def test_no_cell_of_the_table_is_cut(width: int) -> None:
 
 def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     row = {
-        "protocol": "cfl",
-        "clusters": 4,
-        "ari": None,
-        "accuracy_before": 0.7,
-        "accuracy": 0.95,
-        "at_target": None,
-        "error": None,
-    }
+        "protocol": "cfl", "clusters": 4, "ari": None, "accuracy_before": 0.7, "accuracy": 0.95,
+        "at_target": None, "error": None,
+    }  # fmt: skip
     row |= {"up": 10, "down": 20, "servers": 0, "epsilon": None, "seconds": 1.0}
     content = {
-        "data": "digits",
-        "scenario": "iid",
-        "clients": 20,
-        "seed": 0,
-        "target": 0.9,
-        "metric": "accuracy",
-        "protocols": [row],
-    }
+        "data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9,
+        "metric": "accuracy", "protocols": [row],
+    }  # fmt: skip
     comparison.show(content)
     printed = capsys.readouterr().out
     assert "at 0.9" not in printed and "ARI" not in printed and "servers" not in printed

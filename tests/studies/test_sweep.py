@@ -37,6 +37,7 @@ from securecluster.studies import (
     sweep_latex,
     sweep_pairs,
     sweep_plan,
+    sweep_report,
     sweep_runner,
     sweep_tables,
     worker_pool,
@@ -1049,18 +1050,9 @@ def test_mistakes_in_python_get_one_sentence(options: dict[str, Any], sentence: 
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], sentence: str, refused_by: Callable[..., None]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["sweep", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    refused_by(sentence, "sweep", *arguments)
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -1125,6 +1117,19 @@ def test_paired_differences_have_the_p_values_of_wilcoxon_adjusted_by_holm() -> 
     assert (none["p"], none["p_holm"], none["difference"]) == (1.0, 1.0, 0.0)
     (few,) = sweep_pairs.paired(_levels(cfl=(1.0,), flhc=(0.5,)), "accuracy")[:1]
     assert (few["p"], few["p_holm"], few["low"]) == (None, None, None)
+
+
+def test_rounds_that_are_not_equal_are_said() -> None:
+    means = [
+        {"variant": "fedavg", "rounds": 40.0},
+        {"variant": "srfca", "rounds": 60.0},
+        {"variant": "srfca", "rounds": None},
+        {"variant": "flhc", "rounds": 20.0},
+        {"variant": "flhc", "rounds": 40.0},
+    ]
+    (sentence,) = sweep_report.rounds_in_words(means)
+    assert sentence == "not at equal rounds: fedavg 40, srfca 60, flhc 20 to 40"
+    assert not sweep_report.rounds_in_words([means[0], means[4], means[2]])
 
 
 def test_a_curve_that_falls_with_less_noise_is_said() -> None:

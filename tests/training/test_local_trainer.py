@@ -420,16 +420,6 @@ def test_plans_that_can_train_pass(plan: LocalTraining) -> None:
     check_training(plan)
 
 
-def test_threads_are_given_back_also_after_an_error() -> None:
-    before = torch.get_num_threads()
-    with pytest.raises(ZeroDivisionError), cpu_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-        raise ZeroDivisionError
-    assert torch.get_num_threads() == before
-    with cpu_threads(0):
-        assert torch.get_num_threads() == before
-
-
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.models import architectures, validation
 from securecluster.models.optimizers import Momenta
 from securecluster.parties.endpoints import build_client
-from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Settings
+from securecluster.protocols import IFCA, SRFCA, FedAvg, Settings
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
 PLAN = LocalTraining(0.05, 2, 10, momentum=0.9)
@@ -110,28 +109,6 @@ def test_fedavg_is_that_of_one_optimizer_a_client(share: float, small: Federatio
     assert not torch.allclose(
         other.fit(small, EXACT).client_models_.row(0), theta, rtol=0, atol=1e-3
     )
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("kind", [FedAvg, CFL, FLHC])
-def test_a_stopped_run_goes_on_with_the_momentum_it_had(
-    kind: type[Any], small: Federation, tmp_path: Path
-) -> None:
-    settings = Settings(dropout=0.2)
-    options = {"rounds": 5, "model": "linear", **OPTIONS}
-    if kind is FLHC:
-        options["pre_rounds"] = 2
-    whole = kind(**options).fit(small, settings)
-
-    def stop(line: dict[str, Any]) -> None:
-        if line["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        kind(**options).fit(small, settings, folder=tmp_path, report=stop)
-    again = kind(**options).fit(small, settings, folder=tmp_path)
-    assert torch.equal(again.client_models_.values, whole.client_models_.values)
-    assert again.history_ == whole.history_
 
 
 def test_who_is_asked_again_answers_the_same_and_a_late_request_is_refused(

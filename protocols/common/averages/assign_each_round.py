@@ -167,7 +167,7 @@ class AssignEachRound(model_set_protocol.ModelSetProtocol):
         # the assignments are checkpointed before anyone trains: computed again, from other
         # replies, they could be others
         run.commit(state, partial(self._assign_models, net, state, t))
-        self._average(net, state)
+        self.average_models(net, state)
         run.note(**self.notes(state))
 
     def _assign_models(self, net: ServerChannel, state: AssignEachRoundState, t: int) -> None:
@@ -210,11 +210,21 @@ class AssignEachRound(model_set_protocol.ModelSetProtocol):
             self.stored(state, ids)
         return ids
 
-    def _average(self, net: ServerChannel, state: AssignEachRoundState) -> None:
+    def average_models(self, net: ServerChannel, state: Any) -> None:
         """Let the clients of this round train, and average each model.
+
+        A method whose clients contribute to several models does this otherwise:
+        `state.running.post` takes weighted sums of updates for each model, and their weights.
 
         Where updates leave in sums only, the clients of a model that too few have do not train,
         since a sum over one client is its update. Their model stays as it is.
+
+        Args:
+            net: the server's channel.
+            state: of the loop; `state.training` has the clients of this round.
+
+        Raises:
+            UsageError: the clients have no method `contribute`.
         """
         method = getattr(self.client, "contribute", None)
         if method is None:

@@ -317,6 +317,9 @@ def _targets(
     before = len(faults)
     columns = _numbers(table, roles.labels, roles.missing, faults)
     if len(faults) > before:
+        for fault in faults[before:]:
+            if fault.advice == cells.ADVICE:
+                fault.advice = "choose a label of numbers, or leave the task out for classes"
         return None
     rows = _stacked(columns).astype(np.float64)
     trained = roles.task
@@ -537,7 +540,9 @@ def _features(
             faults.append(ColumnError("a column", "has values and no name", advice))
     if not names:
         others = ", ".join(sorted(excluded))
-        raise UsageError(f"{table.title} has no feature column besides {others}: add some")
+        raise UsageError(
+            f"{table.title} has no feature column besides {others}: add some, or leave fewer out"
+        )
     if roles.prepare is not None:
         return _coded(table, names, roles, faults)
     columns = _numbers(table, names, roles.missing, faults)

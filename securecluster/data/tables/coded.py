@@ -15,6 +15,7 @@ from securecluster.core.optional_packages import need
 from securecluster.data.class_names import alike
 from securecluster.data.feature_columns import listed
 from securecluster.data.scaling import Categories, codes_of
+from securecluster.data.tables.cells import ADVICE as AS_FEATURE
 from securecluster.data.tables.cells import (
     check_complete,
     gap_texts,
@@ -171,6 +172,8 @@ def rows(
             if not categories:
                 check_complete(table, name, columns[name].values)
         except ColumnError as fault:
+            if fault.advice == AS_FEATURE:
+                fault.advice = "the run's features are numbers: give the same columns as it had"
             faults.append(fault)
     faults += mark_faults({name: column.mark for name, column in columns.items()})
     if faults:

@@ -246,7 +246,7 @@ def frame_table(frame: Any) -> Table:
     if not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
         raise UsageError(
             f"the table is a {type(frame).__name__}: give a DataFrame of pandas or polars, or a "
-            "table of pyarrow"
+            "table of pyarrow; from_csv reads files"
         )
     names = tuple(str(label) for label in frame.columns)
 

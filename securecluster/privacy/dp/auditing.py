@@ -258,68 +258,6 @@ def updates(
     return _along(present, canaries), _along(absent, canaries)
 
 
-def summed(
-    release: Callable[[torch.Tensor, Sequence[int]], torch.Tensor],
-    canaries: torch.Tensor,
-    norm: float,
-) -> tuple[Array, Array]:
-    """Return statistics of one sum in which every other client contributes its canary.
-
-    The other clients contribute zeros.
-
-    Args:
-        release: rows (c, d) of c clients, and the clients' numbers -> released sum (d,).
-        canaries: orthogonal unit directions (c, d): each client's canary shows along its own.
-        norm: bound that a row's norm is to be held to.
-
-    Returns:
-        Statistics (⌈c/2⌉,) of clients with a canary and (⌊c/2⌋,) of clients without.
-    """
-    rows = (LONG * norm) * canaries
-    # Orthogonal canaries do not interfere, so one sum gives a statistic of every client.
-    rows[1::2] = 0
-    released = release(rows, range(len(rows)))
-    along = (canaries.double() @ released.double()).numpy()
-    return along[::2], along[1::2]
-
-
-def grams(
-    matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.Tensor, rows: torch.Tensor
-) -> tuple[Array, Array]:
-    """Return statistics uᵀÃu of clients' noisy Gram matrices Ã.
-
-    The clients of one world have a sample in direction u besides their other samples.
-
-    Args:
-        matrix: samples (n, D) of a client, and its number -> the noisy matrix (D, D) that
-            everything is made from.
-        canaries: unit directions u (c, D); two clients for each.
-        rows: the other samples (n, D), of norm 1 at most, the same for all clients. Their
-            contribution along u is subtracted.
-
-    Returns:
-        Statistics (c,) with the canaries and (c,) without.
-    """
-    present: list[float] = []
-    absent: list[float] = []
-    for k, canary in enumerate(canaries):
-        direction = canary.double()
-        projections = rows.double() @ direction
-        baseline = float(projections.square().sum())
-        added = LONG * canary[None].to(rows.dtype)
-        samples = torch.cat([rows, added])
-        matrix_with = matrix(samples, 2 * k)
-        present.append(_energy(matrix_with, direction) - baseline)
-        matrix_without = matrix(rows, 2 * k + 1)
-        absent.append(_energy(matrix_without, direction) - baseline)
-    return np.array(present), np.array(absent)
-
-
-def _energy(matrix: torch.Tensor, direction: torch.Tensor) -> float:
-    """Return uᵀÃu of a matrix Ã (D, D) and a direction u (D,)."""
-    return float(direction @ matrix.double() @ direction)
-
-
 def _along(rows: torch.Tensor, canaries: torch.Tensor) -> Array:
     """Return the inner product of each row with its canary, (c,)."""
     products = rows.double() * canaries.double()

@@ -81,18 +81,9 @@ def kinds(half: str) -> set[str]:
 def test_both_halves_cover_every_kind() -> None:
     assert Counter(setting.half for setting in SETTINGS.values()) == {"first": 10, "second": 10}
     shared = {
-        "label-permutation",
-        "label-swap",
-        "dirichlet",
-        "rotation",
-        "iid",
-        "natural",
-        "topics",
-        "nested",
-        "mixture",
-        "unequal clusters",
-        "unequal samples",
-    }
+        "label-permutation", "label-swap", "dirichlet", "rotation", "iid", "natural", "topics",
+        "nested", "mixture", "unequal clusters", "unequal samples",
+    }  # fmt: skip
     assert shared <= kinds("first") and shared <= kinds("second")
     assert kinds("first") - shared == {"pathological", "inversion"}
     assert kinds("second") - shared == {"tasks"}

@@ -16,13 +16,9 @@ from securecluster.errors import UpdateError
 
 RESULTS = Path("benchmarks/results/malicious_clients.csv")
 CELL = {
-    "data": "digits",
-    "scenario": "label-permutation",
-    "protocol": "fedavg",
-    "behaviour": "scaled",
-    "share": 0.2,
-    "seed": 0,
-}
+    "data": "digits", "scenario": "label-permutation", "protocol": "fedavg", "behaviour": "scaled",
+    "share": 0.2, "seed": 0,
+}  # fmt: skip
 
 
 def test_every_protocol_has_a_control_for_each_seed() -> None:

@@ -67,18 +67,11 @@ WORLD_OF = {
 
 # of which a run with noise has none: methods that are refused there
 WITHOUT_NOISE = {
-    "HiddenChoiceClient.count_choice",
-    "HiddenChoiceClient.contribute_blocks",
-    "LabelMaps.count_map",
-    "HiddenClient.count_parts",
-    "HiddenClient.send_counted_parts",
-    "HiddenClient.count_cell",
-    "HiddenClient.count_step",
-    "HiddenClient.send_counted_step",
-    "HiddenClient.count_cluster",
-    "HiddenClient.count_block",
-    "HiddenClient.contribute_counted",
-}
+    "HiddenChoiceClient.count_choice", "HiddenChoiceClient.contribute_blocks",
+    "LabelMaps.count_map", "HiddenClient.count_parts", "HiddenClient.send_counted_parts",
+    "HiddenClient.count_cell", "HiddenClient.count_step", "HiddenClient.send_counted_step",
+    "HiddenClient.count_cluster", "HiddenClient.count_block", "HiddenClient.contribute_counted",
+}  # fmt: skip
 # called where clients share a scale; tests/protocols/prices/test_shared_scale.py has its worlds
 OF_A_SCALE = {"TrainingClient.sum_columns"}
 TEN = cases.two_clusters(10, 24)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.grid import Grid
 from benchmarks.papers.cfl import fig3 as cfl_fig3
@@ -17,25 +16,13 @@ from benchmarks.papers.cfl import fig5 as cfl_fig5
 from benchmarks.papers.cfl import fig6 as cfl_fig6
 from benchmarks.papers.cfl import fig7 as cfl_fig7
 from benchmarks.papers.cfl import fig8 as cfl_fig8
-from benchmarks.papers.cfl.runs import Watched
 from benchmarks.sheet import Row
-from securecluster import Federation, LabelSwap
-from securecluster.parties.endpoints import build_client
-from securecluster.runtime.settings import Settings
-from securecluster.training.config import FULL_GRADIENT
 
 Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 SMALL = {
-    "data": "digits",
-    "model": "mlp-32",
-    "epochs": 1,
-    "lr": 0.1,
-    "batch_size": 20,
-    "rounds": 3,
-    "clients": 6,
-    "clusters": 3,
-    "seed": 0,
-}
+    "data": "digits", "model": "mlp-32", "epochs": 1, "lr": 0.1, "batch_size": 20, "rounds": 3,
+    "clients": 6, "clusters": 3, "seed": 0,
+}  # fmt: skip
 
 
 def test_random_vectors_are_drawn_as_said() -> None:
@@ -65,35 +52,9 @@ def test_figure_3(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
         correct >= positive for positive, correct in share.values()
     )
     assert [row["guaranteed"] for row in rows] == [
-        "True",
-        "False",
-        "False",
-        "True",
-        "False",
-        "False",
-    ]
+        "True", "False", "False", "True", "False", "False",
+    ]  # fmt: skip
     assert "p_correct is at least 0.99 up to γ: k = 2: " in capsys.readouterr().out
-
-
-def test_the_gradient_is_that_of_the_mean_loss() -> None:
-    """Against autograd on the module itself, at θ_0."""
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=2, samples=30, seed=0
-    )
-    fitted = Watched(model="mlp-32", rounds=1)
-    client = build_client(fitted, federation, Settings()).client
-    found = -client.cohort.train(client.models, range(2), FULL_GRADIENT, 1)
-    module = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
-    )
-    module.load_state_dict(client.cohort.model.state_dict(client.cohort.start))
-    for k, shard in enumerate(federation.shards):
-        module.zero_grad()
-        torch.nn.functional.cross_entropy(
-            module(torch.as_tensor(shard.x)), torch.as_tensor(shard.y)
-        ).backward()
-        expected = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
-        assert torch.allclose(found[k], expected, atol=1e-5)
 
 
 def test_figure_5(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,12 +74,8 @@ def test_a_table_over_cf_and_n(
     assert [row["scale"] for row in rows if row["status"] != "done"] == ["full"] * 6
     federation = Federation.simulate("digits", scenario=LabelSwap(), clients=8, samples=40, seed=0)
     training: dict[str, Any] = {
-        "rounds": 5,
-        "model": "mlp-32",
-        "lr": 0.2,
-        "batch_size": 10,
-        "participation": 0.5,
-    }
+        "rounds": 5, "model": "mlp-32", "lr": 0.2, "batch_size": 10, "participation": 0.5,
+    }  # fmt: skip
     fl = FedAvg(**training).fit(federation, Settings(target=0.6)).history_
     own = (
         FLHC(**training, pre_rounds=3, threshold=2.0).fit(federation, Settings(target=0.6)).history_

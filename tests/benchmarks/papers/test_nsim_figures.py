@@ -25,15 +25,9 @@ from securecluster.protocols.nsim.random_walks import Format, RandomWalk
 
 Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 SMALL = {
-    "scale": "cpu",
-    "synthetic": 12,
-    "clients": 6,
-    "local_rounds": 1,
-    "epochs": 1,
-    "batch_size": 32,
-    "lr": 0.1,
-    "seed": 0,
-}
+    "scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epochs": 1, "batch_size": 32,
+    "lr": 0.1, "seed": 0,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -17,15 +17,9 @@ from benchmarks.sheet import Row
 from securecluster.protocols.nsim.random_walks import Format
 
 SMALL = {
-    "scale": "cpu",
-    "synthetic": 12,
-    "clients": 6,
-    "local_rounds": 1,
-    "epochs": 1,
-    "batch_size": 32,
-    "lr": 0.1,
-    "seed": 0,
-}
+    "scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epochs": 1, "batch_size": 32,
+    "lr": 0.1, "seed": 0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("signed", [False, True])

@@ -40,14 +40,9 @@ from securecluster.errors import UsageError
 
 Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 RUN = {
-    "data": "digits",
-    "clients": 5,
-    "samples": 60,
-    "minority": 0.1,
-    "features": "identity",
-    "model": "mlp-32",
-    "gps_every": 1,
-}
+    "data": "digits", "clients": 5, "samples": 60, "minority": 0.1, "features": "identity",
+    "model": "mlp-32", "gps_every": 1,
+}  # fmt: skip
 RUN |= {"batch_size": 20, "epochs": 1, "lr": 0.1, "rounds": 2, "seed": 0}
 
 
@@ -132,14 +127,10 @@ def test_table_2(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     cells = [
         {
-            "scale": "cpu",
-            "samples": 100,
-            "vectors": 5,
-            "features": "identity",
-            "seed": 0,
+            "scale": "cpu", "samples": 100, "vectors": 5, "features": "identity", "seed": 0,
             "paper": "p",
         }
-    ]
+    ]  # fmt: skip
     (row,) = filled(oneshot_table2.GRID, cells)
     assert row["nearer"] == "True" and float(row["R12"]) == 1  # the same draw of the same task
     with pytest.raises(
@@ -152,16 +143,11 @@ def test_table_2(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figure_4(filled: Filled) -> None:
     cells = [
         {
-            "scale": "cpu",
-            "data": "digits",
-            "clients": 10,
-            "samples": 60,
-            "minority": 0.1,
-            "seed": s,
-            "paper": "p",
+            "scale": "cpu", "data": "digits", "clients": 10, "samples": 60, "minority": 0.1,
+            "seed": s, "paper": "p",
         }
         for s in (0, 1)
-    ]
+    ]  # fmt: skip
     rows = filled(oneshot_fig4.GRID, cells)
     for row in rows:
         within, across = numbers(row["within_min"]), numbers(row["across_max"])
@@ -216,17 +202,11 @@ def test_the_rule_for_the_number_of_tasks_is_judged() -> None:
 def test_clusters_over_epsilon(filled: Filled) -> None:
     cells = [
         {
-            "data": "digits",
-            "samples": 60,
-            "features": "dct",
-            "mechanism": mechanism,
-            "scenario": "tasks",
-            "scale": "cpu",
-            "clients": 6,
-            "seed": 20,
+            "data": "digits", "samples": 60, "features": "dct", "mechanism": mechanism,
+            "scenario": "tasks", "scale": "cpu", "clients": 6, "seed": 20,
         }
         for mechanism in ("gram", "all", "naive")
-    ]
+    ]  # fmt: skip
     # a picture needs the cells of all panels
     undrawn = replace(oneshot_noise.GRID, draw=None)
     gram, every, naive = filled(undrawn, cells)
@@ -254,12 +234,8 @@ def test_noise_multipliers_are_those_of_the_gaussian_mechanism() -> None:
 def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
     rows = [
         {
-            "data": data,
-            "samples": str(n),
-            "features": features,
-            "mechanism": mechanism,
-            "scenario": "tasks",
-            "seed": str(seed),
+            "data": data, "samples": str(n), "features": features, "mechanism": mechanism,
+            "scenario": "tasks", "seed": str(seed),
         }
         | {f"ari_{e:g}": f"{0.1 * seed:g}" for e in oneshot_noise.EPSILONS}
         for data, sizes in oneshot_noise.SAMPLES.items()
@@ -267,7 +243,7 @@ def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
         for features in oneshot_noise.FEATURES[data]
         for mechanism in ("gram", "all")
         for seed in (1, 3)
-    ]
+    ]  # fmt: skip
     axes = oneshot_noise.draw(rows).axes
     assert len(axes) == 6 and [len(place.lines) for place in axes] == [5] * 3 + [7] * 3
     assert all(np.allclose(line.get_ydata(), 0.2) for place in axes for line in place.lines)

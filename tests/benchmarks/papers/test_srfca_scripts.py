@@ -21,14 +21,9 @@ from securecluster.protocols import SRFCA, FedAvg
 
 Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 SETTING: dict[str, Any] = {
-    "data": "digits",
-    "overlap": False,
-    "clients": 8,
-    "samples": 60,
-    "clusters": 2,
-    "model": "mlp-32",
-    "rounds": 12,
-}
+    "data": "digits", "overlap": False, "clients": 8, "samples": 60, "clusters": 2,
+    "model": "mlp-32", "rounds": 12,
+}  # fmt: skip
 SETTING |= {"optimizer": "sgd", "lr": 0.2, "batch_size": 20, "participation": 1.0}
 
 
@@ -70,13 +65,8 @@ def test_a_sheet_is_measured_drawn_and_gone_on_with(filled: Filled) -> None:
         "digits", scenario=Rotation(clusters=2), clients=8, samples=60, seed=0
     )
     training: dict[str, Any] = {
-        "rounds": 12,
-        "model": "mlp-32",
-        "lr": 0.2,
-        "batch_size": 20,
-        "epochs": 1,
-        "mask": "none",
-    }
+        "rounds": 12, "model": "mlp-32", "lr": 0.2, "batch_size": 20, "epochs": 1, "mask": "none",
+    }  # fmt: skip
     fedavg = FedAvg(**training).fit(federation)
     assert float(done["global"]["accuracy"]) == pytest.approx(np.mean(fedavg.accuracy_), abs=1e-5)
     own = SRFCA(**training, local_rounds=12, trim=0.15, refine=2).fit(federation)

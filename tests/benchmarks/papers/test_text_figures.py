@@ -105,12 +105,8 @@ def test_shakespeare(filled: Filled) -> None:
         "shakespeare", scenario=Natural(), clients=3, samples=5, seed=0
     )
     training: dict[str, Any] = {
-        "rounds": 3,
-        "lr": 0.01,
-        "optimizer": "adam",
-        "epochs": 1,
-        "batch_size": 10,
-    }
+        "rounds": 3, "lr": 0.01, "optimizer": "adam", "epochs": 1, "batch_size": 10,
+    }  # fmt: skip
     scores = FedAvg(**training).fit(federation).scores_
     assert float(rows["global"]["perplexity"]) == pytest.approx(np.mean(scores), rel=1e-4)
     assert float(rows["global"]["worst"]) == pytest.approx(np.max(scores), rel=1e-4)

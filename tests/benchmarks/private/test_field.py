@@ -64,13 +64,9 @@ def rows_of(values: dict[tuple[float, int], list[float]]) -> list[dict[str, str]
     for (rate, own), accuracies in values.items():
         for accuracy in accuracies:
             row = {
-                "method": "signature",
-                "target": "1",
-                "lr": str(rate),
-                "own": str(own),
-                "status": "done",
-                "accuracy": str(accuracy),
-            }
+                "method": "signature", "target": "1", "lr": str(rate), "own": str(own),
+                "status": "done", "accuracy": str(accuracy),
+            }  # fmt: skip
             rows.append(row)
     return rows
 
@@ -98,13 +94,9 @@ def test_the_needed_epsilon_is_the_smallest_from_which_all_suffice(
     for (method, shift), levels in scores.items():
         for epsilon, ari in zip(field.EPSILONS, levels, strict=True):
             row = {
-                "setting": "field",
-                "status": "done",
-                "method": method,
-                "shift": shift,
-                "target": str(epsilon),
-                "ari": str(ari),
-            }
+                "setting": "field", "status": "done", "method": method, "shift": shift,
+                "target": str(epsilon), "ari": str(ari),
+            }  # fmt: skip
             rows.append(row)
     path = field.write_needed(rows)
     lines = path.read_text().splitlines()[1:]

@@ -59,12 +59,6 @@ def test_numbers_of_clients_are_their_names_whatever_their_type_is(
         assert samples(federation.select([two]))["2"] == mine
 
 
-def test_names_that_differ_in_blanks_alone_are_refused(tmp_path: Path) -> None:
-    columns = {**PLAIN, "site": np.array(["s0", "s0 ", "s1"])[np.arange(N) % 3]}
-    with pytest.raises(UsageError, match="'s0' and 's0 ' would both be the client 's0'"):
-        load(write(tmp_path / "blanks.parquet", columns))
-
-
 def test_rows_go_to_their_clients_with_labels_numbered_in_ascending_order(tmp_path: Path) -> None:
     federation = load(write(tmp_path / "mine.parquet", PLAIN))
     assert federation.names == ("s0", "s1", "s2")
@@ -91,25 +85,6 @@ def test_a_folder_of_files_is_one_table(tmp_path: Path) -> None:
         SecureClusterWarning, match=r"not read, since they are no tables: notes\.txt"
     ):
         assert load(folder).digest() == whole.digest()
-
-
-@pytest.mark.parametrize(
-    ("labels", "numbers"),
-    [
-        (["b", "a", "c"], [1, 0, 2]),
-        ([2.0, -1.0, 9.0], [1, 0, 2]),
-        ([True, False, True], [1, 0, 1]),
-        ([300, -7, 12], [2, 0, 1]),
-    ],
-)
-def test_labels_of_any_type_become_class_numbers(
-    labels: list[Any], numbers: list[int], tmp_path: Path
-) -> None:
-    columns = {**PLAIN, "label": [labels[k % 3] for k in range(N)]}
-    federation = load(write(tmp_path / "x.parquet", columns))
-    first, second, third = numbers
-    assert [set(s.y.tolist()) for s in federation.shards] == [{second}, {third}, {first}]
-    assert federation.classes == len(set(labels))
 
 
 def test_truth_is_a_column_too(tmp_path: Path) -> None:
@@ -173,11 +148,6 @@ def test_long_tables_are_put_together_block_by_block(monkeypatch: pytest.MonkeyP
     expected = np.stack([X[:, 0], X[:, 1], *wide.values()], 1)
     for name, (x, _) in read.clients.items():
         assert np.array_equal(x, expected[name == SITE]) and x.dtype == np.float64
-
-
-def test_client_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
-    columns = {**PLAIN, "site": np.array([10, 9, 2])[np.arange(N) % 3]}
-    assert load(write(tmp_path / "x.parquet", columns)).names == ("2", "9", "10")
 
 
 def test_lists_and_images_are_features(tmp_path: Path) -> None:
@@ -337,12 +307,6 @@ def test_paths_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_client_with_a_single_row_has_no_score_as_one_of_arrays(tmp_path: Path) -> None:
-    columns = {**PLAIN, "site": ["a"] * (N - 1) + ["b"]}
-    with pytest.warns(SecureClusterWarning, match="client 'b' has no test samples"):
-        assert len(load(write(tmp_path / "x.parquet", columns)).shards[1].y) == 1
-
-
 def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
     blobs = []
     for k in range(N):
@@ -403,21 +367,6 @@ def test_a_list_beside_other_chosen_columns_is_refused(tmp_path: Path) -> None:
         UsageError, match=r"'x' of .* holds lists, which are the only feature then: name it alone"
     ):
         load(path, feature_columns=["f0", "x"])
-
-
-def test_ids_of_any_length_are_said(tmp_path: Path) -> None:
-    rows = 120
-    columns = {
-        "site": np.arange(rows) % 4,
-        "label": np.arange(rows) % 2,
-        "f": np.random.default_rng(0).normal(size=rows),
-    }
-    path = write(tmp_path / "x.parquet", {**columns, "patient": np.arange(rows) + 2**33})
-    said = r"column 'patient' looks like an id .*: leave it out \(drop_columns\)"
-    with pytest.warns(SecureClusterWarning, match=said) as caught:
-        assert load(path).feature_names == ("f", "patient")
-    assert len(caught) == 1 and caught[0].filename == __file__
-    assert load(path, drop_columns=["patient"]).feature_names == ("f",)
 
 
 def write_csv(path: Path, columns: dict[str, Any], separator: str = ",") -> Path:
@@ -504,13 +453,6 @@ def test_csv_files_that_cannot_be_used_are_refused(
     with pytest.raises(UsageError, match=sentence) as caught:
         load_csv(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_without_a_table_is_refused(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(UsageError, match=r"holds no table .*: give a CSV, parquet or"):
-        load_csv(empty)
 
 
 def test_a_frame_is_the_file_that_it_is_written_to(tmp_path: Path) -> None:

@@ -315,21 +315,8 @@ def test_a_folder_has_a_file_for_each_client(tmp_path: Path) -> None:
 
 SEPARATED = {"CSV": ",", "semicolons": ";", "tabs": "\t"}
 PIECES = [
-    b",",
-    b"\n",
-    b'"',
-    b";",
-    b"\t",
-    b" ",
-    b"?",
-    b"\0",
-    b"NA",
-    b"-",
-    b"1,5",
-    b"1e3",
-    b"\xe9",
-    b"007",
-]
+    b",", b"\n", b'"', b";", b"\t", b" ", b"?", b"\0", b"NA", b"-", b"1,5", b"1e3", b"\xe9", b"007",
+]  # fmt: skip
 
 
 def damaged(draw: random.Random) -> tuple[bytes, str | None]:

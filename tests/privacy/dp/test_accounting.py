@@ -573,20 +573,11 @@ def test_noise_at_the_ends_of_what_floats_hold_has_a_price(z: float, q: float) -
 @pytest.mark.parametrize(
     "step",
     [
-        (math.nan, 1.0, 1),
-        (-1.0, 0.5, 1),
-        ("1", 1.0, 1),
-        (None, 1.0, 1),
-        (1.0, math.nan, 1),
-        (1.0, 1.5, 1),
-        (1.0, -0.5, 1),
-        (1.0, 0.5, 1.5),
-        (1.0, 0.5, -1),
-        (1.0, 0.5, math.nan),
-        (1.0, 0.5, math.inf),
-        (1.0, 1.0, 10**400),
+        (math.nan, 1.0, 1), (-1.0, 0.5, 1), ("1", 1.0, 1), (None, 1.0, 1), (1.0, math.nan, 1),
+        (1.0, 1.5, 1), (1.0, -0.5, 1), (1.0, 0.5, 1.5), (1.0, 0.5, -1), (1.0, 0.5, math.nan),
+        (1.0, 0.5, math.inf), (1.0, 1.0, 10**400),
     ],
-)
+)  # fmt: skip
 def test_a_step_that_is_none_is_refused_in_a_sentence(step: Any) -> None:
     for history in ([step], [(1.0, 1.0, 1), step], [(0.0, 1.0, 1), step]):
         with pytest.raises(UsageError) as caught:

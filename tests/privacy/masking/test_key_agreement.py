@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,7 +25,6 @@ from securecluster.privacy.masking.key_agreement import (
     _public,
 )
 from securecluster.privacy.masking.masks import Permutation, build
-from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protocols import CFL, Settings
 
 
@@ -150,41 +148,6 @@ def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
             frames = wire.encode(header, call.query, k)
             frames += wire.encode(reply_header(header), answer.reply, k)
             assert not any(secret in frames or secret.hex().encode() in frames for secret in hidden)
-
-
-class Fake:
-    """A stage of some kind that does nothing."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind, self.name = kind, kind.name
-
-    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        return rows + self.kind
-
-    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        return rows - self.kind
-
-
-def test_only_the_right_order_can_be_constructed() -> None:
-    for one in Kind:
-        for two in Kind:
-            kinds = [one, two]
-            if Kind.NOISE in kinds and one is not Kind.CLIP:
-                kinds = [Kind.CLIP, one, two]
-            legal = all(a < b for a, b in itertools.pairwise(kinds))
-            if legal:
-                assert Pipeline([Fake(k) for k in kinds]).stages
-            else:
-                with pytest.raises(UsageError):
-                    Pipeline([Fake(k) for k in kinds])
-    with pytest.raises(UsageError, match="without a clip"):
-        Pipeline([Fake(Kind.NOISE)])
-
-
-def test_a_pipeline_applies_every_stage_and_undoes_them() -> None:
-    pipeline = Pipeline([Fake(Kind.CLIP), Fake(Kind.NOISE), Fake(Kind.MASK)])
-    assert pipeline.forward(torch.zeros(1), 0) == 6
-    assert pipeline.inverse(pipeline.forward(torch.ones(1), 0), 0) == 1
 
 
 class Party:

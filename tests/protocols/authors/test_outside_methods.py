@@ -14,13 +14,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from cases import DOUBLE, Protocol, interrupt_after, serve, serve_nodes
+from cases import DOUBLE, Protocol, interrupt_after, serve, serve_nodes, two_clusters
 from fedsoft import FedSoft
 from fesem import FeSEM
 from flexcfl import FlexCFL
 from scaffold import ControlledClient, CountedAverages, Scaffold
 
-from securecluster import FedAvg, Federation, LabelSwap, Settings
+from securecluster import FedAvg, Settings
 from securecluster.core.serialization import pack, unpack
 from securecluster.messaging.messages import Call
 from securecluster.parties.client_state import ClientState
@@ -38,9 +38,7 @@ from securecluster.protocols.authoring import (
 )
 from securecluster.runs.replay import replayed
 
-TWELVE = Federation.simulate(
-    "digits", scenario=LabelSwap(clusters=2), clients=12, samples=40, seed=1
-)
+TWELVE = two_clusters(12, 40, seed=1)
 RUN = TWELVE.select(range(8))
 NEWCOMERS = TWELVE.select(range(8, 12))
 METHODS = (FeSEM, FlexCFL, FedSoft, Scaffold)

@@ -268,13 +268,9 @@ def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> No
 
     federation = Federation.simulate("digits", scenario=Iid(), clients=8, samples=30, seed=1)
     forced: dict[str, Any] = {
-        "criterion": "absolute",
-        "eps1": 1e9,
-        "eps2": 1e-9,
-        "gamma_max": 0.0,
-        "rounds": 12,
+        "criterion": "absolute", "eps1": 1e9, "eps2": 1e-9, "gamma_max": 0.0, "rounds": 12,
         "min_size": 8,
-    }
+    }  # fmt: skip
     fitted = CFL(fallback=0.3, lr=0.5, **forced).fit(federation, Settings(dtype="float64"))
     fallback_models = fitted.state_.fallback_models
     assert len(set(fitted.labels_)) == 2
@@ -292,9 +288,7 @@ def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> No
 
 
 def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0
-    )
+    federation = cases.two_clusters(6, 40)
     fitted = CFL(
         fallback=0.25, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=1
     ).fit(federation, Settings(dtype="float64"))
@@ -446,13 +440,9 @@ def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
 
 def test_a_checkpoint_holds_the_updates_of_splits_once(tmp_path: Path, small: Federation) -> None:
     params: dict[str, Any] = {
-        "criterion": "absolute",
-        "eps1": 1e9,
-        "eps2": 1e-9,
-        "gamma_max": 0.0,
-        "rounds": 2,
+        "criterion": "absolute", "eps1": 1e9, "eps2": 1e-9, "gamma_max": 0.0, "rounds": 2,
         "min_size": 6,
-    }
+    }  # fmt: skip
     kept = [
         CFL(tree=tree, **params).fit(small, folder=tmp_path / str(tree)).tree_
         for tree in (True, False)

@@ -138,9 +138,7 @@ def test_four_clients_of_one_distribution_stay_together() -> None:
 
 
 def test_of_two_clients_nothing_is_separated(tmp_path: Path) -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=0
-    )
+    federation = cases.two_clusters(2, 40)
     fitted = CFL(rounds=20, min_size=2, eps1=1.0, eps2=0.01).fit(
         federation, folder=tmp_path / "run"
     )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from cases import interrupt_after
 
 from securecluster import Federation
 from securecluster.errors import PolicyError, UpdateError
@@ -130,12 +131,8 @@ def test_lone_clients_survive_dropouts_and_resume(
     settings = Settings(dropout=0.3, dtype="float64")
     whole = Told(rounds=6, mask=mask).fit(small, settings)
 
-    def stop(line: dict[str, Any]) -> None:
-        if line["round"] == 4:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        Told(rounds=6, mask=mask).fit(small, settings, folder=tmp_path, report=stop)
+        Told(rounds=6, mask=mask).fit(small, settings, folder=tmp_path, report=interrupt_after(4))
     again = Told(rounds=6, mask=mask).fit(small, settings, folder=tmp_path)
     assert torch.equal(again.client_models_.values, whole.client_models_.values)
     assert again.history_ == whole.history_

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import nn
 from securecluster import Federation, at
 from securecluster.errors import UsageError
 from securecluster.parties.endpoints import build_client
-from securecluster.protocols import CFL, IFCA, FedAvg, Settings
+from securecluster.protocols import FedAvg, Settings
 from securecluster.statements.result_json import Subject, result_of
 
 EXACT = Settings(dtype="float64", transcript="full")
@@ -63,22 +62,6 @@ def test_nobody_is_told(small: Federation) -> None:
     plain = FedAvg(**{**OPTIONS, "keep_best": 0.0}, **private).fit(small, EXACT)
     assert found.ledger_.epsilon == plain.ledger_.epsilon
     assert found.bytes_ == plain.bytes_
-
-
-@pytest.mark.parametrize("protocol", [CFL, IFCA])
-def test_a_stopped_run_resumes_with_the_same_choice(
-    protocol: Any, small: Federation, tmp_path: Path
-) -> None:
-    whole = protocol(**OPTIONS).fit(small, EXACT)
-
-    def stop(line: Any) -> None:
-        if line["round"] == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        protocol(**OPTIONS).fit(small, EXACT, folder=tmp_path / "run", report=stop)
-    resumed = protocol(**OPTIONS).fit(small, EXACT, folder=tmp_path / "run")
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
 
 
 def test_a_share_of_all_is_refused(small: Federation) -> None:

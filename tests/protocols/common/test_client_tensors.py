@@ -59,6 +59,12 @@ def test_a_tuple_of_positions_names_clients_and_not_axes() -> None:
     assert client._calls.values.tolist() == [1, 7, 2, 7]
 
 
+def test_an_index_of_columns_is_refused_in_one_sentence() -> None:
+    client = endpoint().client
+    with pytest.raises(UsageError, match=r"by clients alone, as rows\[positions\]"):
+        client.pairs[[0, 1], :1] = 1
+
+
 def test_rows_of_several_clients_are_a_copy() -> None:
     client = endpoint().client
     client.pairs[(0, 1)].add_(1)

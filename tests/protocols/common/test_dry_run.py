@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import cases
@@ -186,6 +187,22 @@ def test_it_is_found_once_for_equal_runs(
     first = run_releases(FedAvg(**CLIENT), small.facts, len(small))
     assert run_releases(FedAvg(**CLIENT), small.facts, len(small)) is first
     assert run_releases(FedAvg(**{**CLIENT, "rounds": 6}), small.facts, len(small)) is not first
+
+
+def test_a_choice_of_one_target_is_found_once_for_all_rates_and_seeds(
+    small: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "_OBSERVED", {})
+    monkeypatch.setattr(dry_run, "MOST_OBSERVED", 2)
+    options = {**CLIENT, "k": 2}
+    first = dry_run.observed(IFCA(**options, lr=0.1), small.facts)
+    other_seed = replace(small, seed=small.seed + 1).facts
+    assert dry_run.observed(IFCA(**options, lr=4.0), other_seed) is first
+    # which is what a run of stand-ins at the other rate shows
+    assert dry_run._of_stand_ins(IFCA(**options, lr=4.0), other_seed) == first
+    for rounds in (6, 7):
+        assert dry_run.observed(IFCA(**{**options, "rounds": rounds}), small.facts) != first
+    assert dry_run.observed(IFCA(**options, lr=0.1), small.facts) is not first  # the latest two
 
 
 @pytest.mark.few(8)

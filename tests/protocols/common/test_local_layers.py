@@ -21,7 +21,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.models import validation
 from securecluster.models.foreign import ForeignModel
 from securecluster.parties.endpoints import build_client
-from securecluster.protocols import CFL, IFCA, FedAvg, FineTune, Settings
+from securecluster.protocols import IFCA, FedAvg, Settings
 from securecluster.protocols.conformance.runs import check_nodes
 
 EXACT = Settings(dtype="float64", transcript="full")
@@ -114,23 +114,6 @@ def test_each_protocol_sends_shared_layers_alone_or_refuses_by_name(
 
 def test_nodes_keep_their_layers(small: Federation) -> None:
     check_nodes(lambda **more: FedAvg(**{**HEAD, **more}), small)
-
-
-@pytest.mark.parametrize("protocol", [CFL, FineTune])
-def test_a_stopped_run_resumes_with_the_same_layers(
-    protocol: Any, small: Federation, tmp_path: Path
-) -> None:
-    options = {**HEAD, "rounds": 5, "participation": 0.5}
-    whole = protocol(**options).fit(small, EXACT)
-
-    def stop(line: Any) -> None:
-        if line["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        protocol(**options).fit(small, EXACT, folder=tmp_path / "run", report=stop)
-    resumed = protocol(**options).fit(small, EXACT, folder=tmp_path / "run")
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
 
 
 def test_a_repeated_request_gets_the_same_update_and_a_late_one_none(small: Federation) -> None:

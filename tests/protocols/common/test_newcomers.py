@@ -80,13 +80,8 @@ KMEANS: dict[str, Any] = {
     "target_epsilon": TARGET,
 }
 ROWS: dict[str, Any] = {
-    "rounds": 2,
-    "pre_rounds": 1,
-    "clip": 0.7,
-    "noise": 3.0,
-    "epochs": 1,
-    "model": "linear",
-}
+    "rounds": 2, "pre_rounds": 1, "clip": 0.7, "noise": 3.0, "epochs": 1, "model": "linear",
+}  # fmt: skip
 
 
 def people(sizes: dict[str, int], seed: int = 0) -> Federation:

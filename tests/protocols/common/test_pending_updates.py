@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UpdateError
@@ -131,9 +132,7 @@ def test_an_outbox_survives_a_checkpoint() -> None:
 
 @pytest.fixture(scope="module")
 def tiny() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
-    )
+    return two_clusters(4, 20)
 
 
 def trained(

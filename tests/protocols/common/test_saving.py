@@ -13,39 +13,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import two_clusters
 
-from securecluster import Federation, Iid, LabelSwap
+from securecluster import Federation, Iid
+from securecluster.cli.main import main
 from securecluster.core.client_names import at
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 from securecluster.parties.derived import initial_model
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, FineTune, Local, Settings
 
 EVERY = [
-    (CFL, "permutation"),
-    (CFL, "rotation"),
-    (FedAvg, "none"),
-    (FedAvg, "permutation"),
-    (FineTune, "permutation"),
-    (Local, "none"),
-]
+    (CFL, "permutation"), (CFL, "rotation"), (FedAvg, "none"), (FedAvg, "permutation"),
+    (FineTune, "permutation"), (Local, "none"),
+]  # fmt: skip
 PLACED = (
-    "labels_",
-    "bytes_",
-    "history_",
-    "dropped_",
-    "agreement_",
-    "server_state_",
-    "seconds_",
+    "labels_", "bytes_", "history_", "dropped_", "agreement_", "server_state_", "seconds_",
     "device_",
-)
+)  # fmt: skip
 
 
 @pytest.fixture
 def later() -> Federation:
     """Three clients that come when the run is over."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=9, samples=40, seed=0
-    ).select([6, 7, 8])
+    return two_clusters(9, 40).select([6, 7, 8])
 
 
 def module() -> torch.nn.Module:
@@ -278,34 +268,12 @@ def test_a_module_that_was_trained_on_still_lets_newcomers_in(
 
 
 def test_a_run_folder_is_loaded_like_a_saved_protocol(tmp_path: Path) -> None:
-    from securecluster.cli.main import main
-
-    assert (
-        main(
-            [
-                "run",
-                "cfl",
-                "--rounds",
-                "2",
-                "--clients",
-                "6",
-                "--samples",
-                "30",
-                "--out",
-                str(tmp_path / "r"),
-                "--quiet",
-            ]
-        )
-        == 0
-    )
+    command = ["run", "cfl", "--rounds", "2", "--clients", "6", "--samples", "30", "--quiet"]
+    assert main([*command, "--out", str(tmp_path / "r")]) == 0
     found = CFL.load(tmp_path / "r")
     assert len(found.labels_) == 6
-    assert (
-        len(
-            found.join(Federation.simulate("digits", scenario=Iid(), clients=2, samples=30, seed=9))
-        )
-        == 2
-    )
+    newcomers = Federation.simulate("digits", scenario=Iid(), clients=2, samples=30, seed=9)
+    assert len(found.join(newcomers)) == 2
     with pytest.raises(SecureClusterError):
         FedAvg.load(tmp_path / "r")
 

@@ -114,23 +114,6 @@ def test_clusters_keep_their_models_and_clients_have_their_own(
     assert all(torch.equal(value, kept[name]) for name, value in again.models_[0].items())
 
 
-def test_a_stopped_run_resumes_to_the_same_tuned_models(small: Federation, tmp_path: Path) -> None:
-    whole = fitted(CFL, small, tune_rounds=TUNE_ROUNDS)
-    made = CFL(**FULL, tune_rounds=TUNE_ROUNDS)
-
-    def stop(line: Any) -> None:
-        if line["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.fit(small, EXACT, folder=tmp_path / "run", report=stop)
-    resumed = CFL(**FULL, tune_rounds=TUNE_ROUNDS).fit(small, EXACT, folder=tmp_path / "run")
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    again = CFL(**FULL, tune_rounds=TUNE_ROUNDS).fit(small, EXACT, folder=tmp_path / "run")
-    assert torch.equal(again.client_models_.values, whole.client_models_.values)
-    assert made.replay(resumed.transcript_, resumed.kept_.learned.config)
-
-
 def test_the_result_says_that_tuned_models_are_kept_at_the_client(small: Federation) -> None:
     tuned = fitted(CFL, small, tune_rounds=TUNE_ROUNDS)
     said = str(result_of(Subject.of(small), tuned.result_))

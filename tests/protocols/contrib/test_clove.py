@@ -5,22 +5,21 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import DOUBLE, FULL, serve
+from cases import DOUBLE, FULL, serve, two_clusters
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.bounds import Limits, check
-from securecluster.messaging.messages import Call, Rows
+from securecluster.messaging.messages import Rows
 from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.loss_mechanism import LARGEST_SENT_LOSS
 from securecluster.protocols import CLoVE, Settings
@@ -47,9 +46,7 @@ def tiny() -> Federation:
 @pytest.fixture(scope="module")
 def digits() -> Federation:
     """Ten clients of two kinds, which swap two labels."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=10, samples=60, seed=0
-    )
+    return two_clusters(10, 60)
 
 
 def made(**params: Any) -> CLoVE:
@@ -205,60 +202,6 @@ def test_clients_of_a_share_of_the_rounds_are_all_assigned(digits: Federation) -
     assert fitted.agreement_["exact"]
 
 
-def test_clients_that_never_reply_join_most_others(digits: Federation) -> None:
-    def lost(call: Call) -> set[int]:
-        return {0, 3} if call.method in ("measure", "receive_models") else set()
-
-    served = serve(made(mask="none", rounds=5), digits, lost)
-    labels = served.state.labels
-    replied = [label for i, label in enumerate(labels) if i not in (0, 3)]
-    most = max(set(replied), key=replied.count)
-    assert labels[0] == labels[3] == most
-
-
-def test_newcomers_take_the_model_of_lowest_loss() -> None:
-    whole = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=14, samples=60, seed=0
-    )
-    run, newcomers = whole.select(range(10)), whole.select(range(10, 14))
-    fitted = made(rounds=6, mask="rotation").fit(run)
-    kinds = dict(zip(run.truth, fitted.labels_, strict=True))
-    assert [*fitted.join(newcomers)] == [kinds[kind] for kind in newcomers.truth]
-
-
-def test_a_run_killed_before_its_updates_ends_as_if_it_never_had_been(
-    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = made(rounds=3).fit(digits)
-    average = CLoVE.average_assigned
-
-    def killed(self: CLoVE, net: Any, *rest: Any) -> None:
-        if net.round == 2:
-            raise KeyboardInterrupt
-        average(self, net, *rest)
-
-    monkeypatch.setattr(CLoVE, "average_assigned", killed)
-    with pytest.raises(KeyboardInterrupt):
-        made(rounds=3).fit(digits, folder=tmp_path)
-    monkeypatch.setattr(CLoVE, "average_assigned", average)
-    resumed = made(rounds=3).fit(digits, folder=tmp_path)
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    assert resumed.ledger_.events == whole.ledger_.events
-
-
-def test_losses_and_training_together_reach_the_target(digits: Federation) -> None:
-    target = 8.0
-    options: dict[str, Any] = {"clip": 1.0, "target_epsilon": target, "dp_unit": "example"}
-    fitted = made(stable_rounds=9, **options).fit(digits)
-    assert {"losses", "delta"} <= {field for e in fitted.ledger_.events for field in e.fields}
-    price = fitted.ledger_.price(1e-5).epsilon
-    assert 0.95 * target < price <= target
-    # fewer losses leave more of the budget to the rest
-    noise = fitted.kept_.learned.config["noise"]
-    fewer = made(stable_rounds=9, cluster_rounds=1, **options).fit(digits)
-    assert fewer.kept_.learned.config["noise"] < noise
-
-
 @pytest.mark.parametrize("unit", ["example", "client"])
 def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> None:
     federation = tiny()
@@ -294,18 +237,6 @@ def test_clients_contribute_to_models_that_they_have_only() -> None:
     with pytest.raises(PolicyError, match="late"):
         client.contribute(CallContext((0,), (0,), 1, 1), query)
     assert client.contribute(CallContext((0,), (0,), 1, 3), query).size.values.tolist() == [7]
-
-
-def test_what_the_server_sees_is_said_with_its_noise() -> None:
-    def sentences(**params: Any) -> str:
-        return " ".join(made(**params).disclosures().server)
-
-    assert "training losses under all models" in sentences()
-    assert "with noise" not in sentences()
-    noisy = {"clip": 1.0, "noise": 1.0}
-    assert "with noise, each client's training losses" in sentences(**noisy)
-    assert "number of samples" in sentences(**noisy, dp_unit="example")
-    assert "number of samples" not in sentences(**noisy, dp_unit="client")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import serve
+from cases import serve, two_clusters
 from scipy.linalg import subspace_angles
 
-from securecluster import Federation, LabelSwap, Rotation
+from securecluster import Federation, Rotation
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import PACFL
 from securecluster.protocols.authoring import UsageError
@@ -109,9 +109,7 @@ def test_turned_images_are_found_under_a_mask(subspaces: str, angle: str) -> Non
 
 
 def test_sums_of_classes_see_swapped_labels() -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=60, seed=0
-    )
+    federation = two_clusters(8, 60)
     assert made().fit(federation).agreement_["exact"]
     # without classes, samples of both kinds of client are the same
     assert not made(subspaces="samples").fit(federation).agreement_["exact"]

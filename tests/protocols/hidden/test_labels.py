@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Shared
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
-from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.hidden import label_search
 from securecluster.runtime.call_context import CallContext
 
@@ -143,14 +140,6 @@ def test_the_noise_of_each_sum_is_that_of_its_price(federation: Federation) -> N
             noise = rows.table[0].double()
             assert noise.numel() >= 128
             assert float(noise.std()) == pytest.approx(priced[outcome.method], rel=0.2)
-
-
-@pytest.mark.parametrize("points", ["labels", "auto"])
-def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
-    points: str, federation: Federation, tmp_path: Path
-) -> None:
-    made = partial(make, mask="permutation", **CENTRAL, noise=0.5, points=points)
-    check_resume(example(made, federation), tmp_path / "run")
 
 
 def test_a_client_assigns_itself_once_and_by_one_way(federation: Federation) -> None:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import DOUBLE, FULL, Served, run_server, serve, serve_nodes, two_clusters
+from cases import DOUBLE, FULL, Served, run_server, serve, two_clusters
 from numpy.typing import NDArray
 
 from securecluster import Federation
@@ -23,7 +22,6 @@ from securecluster.messaging.messages import Call, Response, Shared
 from securecluster.parties.deployment import build_network
 from securecluster.parties.endpoints import build_client
 from securecluster.protocols import IFCA
-from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
 from securecluster.runtime.call_context import CallContext
@@ -411,13 +409,6 @@ def test_a_count_that_is_asked_for_again_is_of_the_same_choice(
 # --- whole runs ---
 
 
-def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
-    federation: Federation, tmp_path: Path
-) -> None:
-    run = example(partial(make, k=3, mask="permutation"), federation)
-    check_resume(run, tmp_path / "run")
-
-
 def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
     federation: Federation, tmp_path: Path, choose: Callable[..., None]
 ) -> None:
@@ -426,16 +417,6 @@ def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
     assert list(fitted.labels_) == [0, 1, 0, 1, 1, 0]
     assert list(fitted.state_.labels) == [0] * 6
     assert main(["replay", str(tmp_path)]) == 0
-
-
-def test_nodes_choose_as_clients_in_one_batch_do(federation: Federation) -> None:
-    made = make(starts=2, start_rounds=1, mask="permutation")
-    state, nodes = serve_nodes(made, federation)
-    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
-    together = made.fit(federation, DOUBLE)
-    torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
-    # the server of a deployment knows one cluster of all clients
-    assert state.labels == [0] * 6
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])

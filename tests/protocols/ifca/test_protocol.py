@@ -268,54 +268,6 @@ def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(
     )
 
 
-@pytest.mark.parametrize("mask", ["none", "rotation"])
-def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
-    mask: str, small: Federation
-) -> None:
-    made = IFCA(k=2, starts=2, start_rounds=1, rounds=3, mask=mask)
-    state, nodes = cases.serve_nodes(made, small)
-    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
-    torch.testing.assert_close(
-        apart, made.fit(small, cases.DOUBLE).client_models_.values, rtol=0, atol=1e-9
-    )
-
-
-@pytest.mark.always
-@pytest.mark.few(1)
-@pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
-def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> None:
-    (plain, expected, *_), (state, models, *_) = (
-        served(IFCA(k=2, starts=3, start_rounds=2, rounds=12, mask=m), small)
-        for m in ("none", mask)
-    )
-    assert (
-        state.running.choice == plain.running.choice
-        and state.running.number == plain.running.number
-    )
-    torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("stop", range(1, 7))
-def test_a_run_stopped_in_any_start_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
-    made = IFCA(
-        k=3, starts=2, start_rounds=2, rounds=6, mask="permutation", participation=0.6, **TINY
-    )
-    settings = Settings(transcript="full", dropout=0.2)
-
-    def interrupt(line: dict[str, Any]) -> None:
-        if line["round"] == stop:
-            raise KeyboardInterrupt
-
-    whole = made.fit(tiny(), settings)
-    models, state, history = whole.client_models_.values, whole.server_state_, whole.history_
-    with pytest.raises(KeyboardInterrupt):
-        made.fit(tiny(), settings, folder=tmp_path, report=interrupt)
-    resumed = made.fit(tiny(), settings, folder=tmp_path)
-    assert torch.equal(resumed.client_models_.values, models)
-    assert (resumed.server_state_, resumed.history_) == (state, history)
-
-
 def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federation) -> None:
     *_, transcript = served(IFCA(k=2, starts=1, rounds=2), small)
     verbs = {e.method: e.verb for e in transcript.entries}

@@ -31,15 +31,9 @@ from securecluster.runtime.endpoint import config_hash
 
 FULL = Settings(transcript="full")
 SMALL: dict[str, Any] = {
-    "model": "mlp",
-    "lr": 0.1,
-    "epochs": 2,
-    "synthetic": 24,
-    "networks": 1,
-    "positions": (40, 80),
-    "local_rounds": 2,
-    "rounds": 2,
-}
+    "model": "mlp", "lr": 0.1, "epochs": 2, "synthetic": 24, "networks": 1, "positions": (40, 80),
+    "local_rounds": 2, "rounds": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -86,16 +80,9 @@ def test_users_of_the_same_places_share_a_cluster(
     line = fitted.history_[1]
     assert line["pearson_real"] > 0.8
     assert set(line) >= {
-        "pearson",
-        "pearson_pairs",
-        "cka",
-        "cka_real",
-        "cca",
-        "cca_real",
-        "svcca",
-        "svcca_real",
+        "pearson", "pearson_pairs", "cka", "cka_real", "cca", "cca_real", "svcca", "svcca_real",
         "eps",
-    }
+    }  # fmt: skip
     assert all("pearson_real" not in other for k, other in enumerate(fitted.history_) if k != 1)
     assert list(fitted.join(corners.select([1, 0, 3]))) == [
         fitted.labels_[1],

@@ -5,7 +5,6 @@ prices, newcomers, resuming.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import cases
@@ -16,8 +15,7 @@ import torch
 from securecluster import Federation, Tasks
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging import wire
-from securecluster.messaging.messages import Call, Empty, Response, reply_header
+from securecluster.messaging.messages import Call, Empty, Response
 from securecluster.messaging.parties import SERVER
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.deployment import build_network
@@ -326,60 +324,6 @@ def test_newcomers_choose_by_noisy_matrices_and_pay_for_one(mechanism: str) -> N
         and (event.mechanism, event.noise_multiplier) == expected
         and event.ids == (10, 11, 12, 13)
     )
-
-
-@pytest.mark.parametrize(
-    ("mask", "mechanism"),
-    [
-        ("permutation", "gram"),
-        ("none", "naive"),
-        cases.exhaustive("none", "gram"),
-        cases.exhaustive("permutation", "naive"),
-    ],
-)
-def test_noisy_runs_replay_resume_and_count_their_bytes(
-    mask: str, mechanism: str, tasks: Federation, tmp_path: Path
-) -> None:
-    made = OneShot(
-        rounds=2, tasks=2, mask=mask, gram_noise=0.02, gram_mechanism=mechanism, model="linear"
-    )
-    settings = Settings(transcript="full", dropout=0.1)
-    whole = made.fit(tasks, settings)
-
-    def interrupt(line: dict[str, Any]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.fit(tasks, settings, folder=tmp_path, report=interrupt)
-    resumed = made.fit(tasks, settings, folder=tmp_path)
-    assert (
-        resumed.server_state_ == whole.server_state_
-        and resumed.ledger_.events == whole.ledger_.events
-    )
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    assert made.replay(resumed.transcript_, made.config(tasks, "float32")) == whole.server_state_
-    for n, entry in enumerate(whole.transcript_.entries):
-        call, answer = whole.transcript_.content(n)
-        if entry.method in ("eigen", "relevance"):
-            headers = [reply_header(call.header(call.to.index(i))) for i in answer.ids]
-            sizes = [
-                len(wire.encode(header, answer.reply, k, answer.receipts_at(k)))
-                for k, header in enumerate(headers)
-            ]
-            assert sum(sizes) == sum(entry.up)
-
-
-@pytest.mark.parametrize("mechanism", ["gram", "naive"])
-def test_nodes_with_one_client_each_draw_the_same_noise_behind_real_frames(
-    mechanism: str, tasks: Federation
-) -> None:
-    made = OneShot(rounds=1, tasks=2, gram_noise=0.02, gram_mechanism=mechanism, model="linear")
-    state, nodes = cases.serve_nodes(made, tasks)
-    together = made.fit(tasks, cases.DOUBLE)
-    assert state.relevance is not None
-    torch.testing.assert_close(state.relevance, together.state_.relevance, rtol=0, atol=1e-9)
-    apart = torch.cat([node.client.models.values for node in nodes])
-    torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
 
 
 @pytest.mark.always

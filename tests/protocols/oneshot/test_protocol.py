@@ -95,13 +95,8 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
     fitted = OneShot(rounds=2, mask="permutation", sealed=sealed, tasks=2).fit(tasks, FULL)
     gps = list(fitted.transcript_.seen_by({SERVER}))
     assert {s.method for s in gps} == {
-        "key_offer",
-        "key_seal",
-        "key_open",
-        "eigen",
-        "relevance",
-        "mix",
-    }
+        "key_offer", "key_seal", "key_open", "eigen", "relevance", "mix",
+    }  # fmt: skip
     for c in (0, 1):
         own = {client(i) for i in range(10) if fitted.labels_[i] == c}
         seen = list(fitted.transcript_.seen_by({lps(c)}))
@@ -470,41 +465,6 @@ def test_layers_without_names_cannot_be_named() -> None:
     )
     with pytest.raises(UsageError, match="some have none, so give auto or none"):
         OneShot(rounds=1, model=torch.nn.Linear(6, 3), common="weight").fit(federation)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("mask", "stop"),
-    [
-        ("permutation", 1),
-        ("permutation", 2),
-        ("none", 3),
-        cases.exhaustive("permutation", 3),
-        cases.exhaustive("none", 1),
-        cases.exhaustive("none", 2),
-    ],
-)
-def test_a_run_stopped_between_two_averages_of_the_common_layers_goes_on_as_if_it_never_had(
-    mask: str, stop: int, tasks: Federation, tmp_path: Path
-) -> None:
-    made, settings = (
-        OneShot(rounds=4, gps_every=3, mask=mask, tasks=2),
-        Settings(transcript="full", dropout=0.1),
-    )
-    whole = made.fit(tasks, settings)
-
-    def interrupt(line: dict[str, Any]) -> None:
-        if line["round"] == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.fit(tasks, settings, folder=tmp_path, report=interrupt)
-    resumed = made.fit(tasks, settings, folder=tmp_path)
-    assert resumed.server_state_ == whole.server_state_
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    assert (resumed.bytes_, resumed.history_) == (whole.bytes_, whole.history_)
-    assert resumed.transcript_.entries == whole.transcript_.entries
-    assert made.replay(resumed.transcript_, made.config(tasks, "float32")) == whole.server_state_
 
 
 def test_text_is_refused() -> None:

@@ -16,7 +16,7 @@ from securecluster.clustering.metrics import agreement
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.protocols import CFL, FLHC, PACFL, Settings, Signature, conformance
+from securecluster.protocols import CFL, FLHC, PACFL, Settings, Signature
 from securecluster.protocols.authoring import (
     ClusterOnce,
     SignatureClient,
@@ -77,9 +77,7 @@ EVERY = pytest.mark.parametrize(("method", "own"), METHODS)
 
 def swapped(seed: int, clients: int = 8, samples: int = 170) -> Federation:
     """Return digits of two clusters that swap two labels."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=clients, samples=samples, seed=seed
-    )
+    return two_clusters(clients, samples, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -207,18 +205,6 @@ def test_newcomers_join_the_cluster_of_their_labels(method: type, own: dict[str,
     assert placed.tolist() == [by_truth[int(truth[i])] for i in range(8, 12)]
     released = {e.method for e in fitted.joined_.ledger.events}
     assert released == {"send_signature", "send_coordinates"}
-
-
-@EVERY
-def test_a_run_replays_and_its_bytes_are_counted(
-    method: type, own: dict[str, Any], clients: Federation
-) -> None:
-    def make(**more: Any) -> Any:
-        return method(**{**GRADIENT, **own, **PLAIN, "signature_noise": 0.1, **more})
-
-    run = conformance.example(make, clients, mask="rotation")
-    conformance.check_frames(run.fitted)
-    conformance.check_replay(run)
 
 
 @pytest.mark.parametrize("average", ["uniform", "weighted"])

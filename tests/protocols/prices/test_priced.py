@@ -31,33 +31,11 @@ from securecluster.runtime.transport import Framed
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 NAMES = (
-    "cfl",
-    "cfl gradient",
-    "cfl fallback",
-    "cfl sketch",
-    "cfl signature",
-    "flhc",
-    "flhc sketch",
-    "flhc signature",
-    "srfca",
-    "srfca l2",
-    "srfca trim",
-    "oneshot noise",
-    "pacfl noise",
-    "signature noise",
-    "signature blocks",
-    "nsim",
-    "hidden",
-    "ifca",
-    "clove",
-    "cflgp",
-    "rdpcfl",
-    "flux",
-    "local-kmeans",
-    "random",
-    "fedavg",
-    "local",
-)
+    "cfl", "cfl gradient", "cfl fallback", "cfl sketch", "cfl signature", "flhc", "flhc sketch",
+    "flhc signature", "srfca", "srfca l2", "srfca trim", "oneshot noise", "pacfl noise",
+    "signature noise", "signature blocks", "nsim", "hidden", "ifca", "clove", "cflgp", "rdpcfl",
+    "flux", "local-kmeans", "random", "fedavg", "local",
+)  # fmt: skip
 
 
 def method(name: str, **params: Any) -> Any:

@@ -25,32 +25,11 @@ from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local, Settings, conformance
 
 NAMES = (
-    "cfl",
-    "cfl sketch average",
-    "cfl signature",
-    "flhc",
-    "flhc sketch spectral",
-    "flhc signature",
-    "srfca",
-    "srfca l2",
-    "oneshot noise",
-    "pacfl noise",
-    "signature noise",
-    "signature blocks",
-    "signature auto",
-    "nsim",
-    "hidden",
-    "ifca",
-    "clove",
-    "cflgp",
-    "rdpcfl",
-    "flux",
-    "local-kmeans",
-    "random",
-    "fedavg",
-    "finetune",
-    "mrmtl",
-)
+    "cfl", "cfl sketch average", "cfl signature", "flhc", "flhc sketch spectral", "flhc signature",
+    "srfca", "srfca l2", "oneshot noise", "pacfl noise", "signature noise", "signature blocks",
+    "signature auto", "nsim", "hidden", "ifca", "clove", "cflgp", "rdpcfl", "flux", "local-kmeans",
+    "random", "fedavg", "finetune", "mrmtl",
+)  # fmt: skip
 # hyper-parameters by which a variant has no noise of its own
 OWN_NOISE: dict[str, dict[str, Any]] = {
     "cfl signature": {"signature_noise": 0.0},

@@ -7,21 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cases import two_clusters
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from securecluster import (
-    FLHC,
-    IFCA,
-    MRMTL,
-    PACFL,
-    CLoVE,
-    Federation,
-    Hidden,
-    LabelSwap,
-    Settings,
-    Signature,
-)
+from securecluster import FLHC, IFCA, MRMTL, PACFL, CLoVE, Federation, Hidden, Signature
 from securecluster.protocols import ClusteringProtocol
 
 DELTA = 1e-6
@@ -65,9 +55,7 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture(scope="module")
 def clients() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=60, seed=0
-    )
+    return two_clusters(6, 60)
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +104,3 @@ def test_a_run_and_its_newcomers_cost_what_they_release(
     known = set(newcomers.names) & set(ledger.names.values())
     price = ledger.of(known).price(DELTA)
     assert price.epsilon == pytest.approx(gaussian_epsilon(spent_by_newcomers), rel=1e-6)
-
-
-@pytest.mark.always
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", CASES)
-def test_the_target_holds_where_replies_are_lost(name: str, clients: Federation) -> None:
-    method, own, _, _ = CASES[name]
-    noise = {"signature_noise", "gram_noise"}
-    options = {key: value for key, value in own.items() if key not in noise}
-    common = {"rounds": ROUNDS, "model": "linear", "clip": 1.0, "delta": DELTA}
-    planned = method(**common, **options, dp_unit="client", target_epsilon=2.0)
-    ledger = planned.fit(clients, Settings(dropout=0.3)).ledger_
-    assert 0 < ledger.price(DELTA).epsilon <= 2.0

@@ -38,22 +38,11 @@ SMALL: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "linear"}
 LOSSY = Settings(transcript="full", dropout=0.2)
 # variants with protections that are no options of all protocols
 OWN_PROTECTIONS = (
-    "cfl compress",
-    "cfl sketch average",
-    "flhc 4bit",
-    "flhc sketch",
-    "flhc signature",
-    "srfca sealed",
-    "srfca trim",
-    "oneshot noise",
-    "pacfl noise",
-    "signature noise",
-    "signature blocks",
-    "oneshot sealed",
-    "oneshot hierarchical",
-    "fedavg momentum",
+    "cfl compress", "cfl sketch average", "flhc 4bit", "flhc sketch", "flhc signature",
+    "srfca sealed", "srfca trim", "oneshot noise", "pacfl noise", "signature noise",
+    "signature blocks", "oneshot sealed", "oneshot hierarchical", "fedavg momentum",
     "hidden momentum",
-)
+)  # fmt: skip
 NAMED_CELLS = [(NAMED.get(method, method), values) for method, values in COVERING]
 CELLS = NAMED_CELLS + [
     cell for cell in variants_with_one_protection(OWN_PROTECTIONS) if cell not in NAMED_CELLS

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import cases
-import numpy as np
 import pytest
 import torch
 
@@ -29,7 +28,6 @@ from securecluster.parties.client_state import ClientState
 from securecluster.parties.deployment import Deployment, build_network
 from securecluster.parties.derived import adds_noise, call_types, initial_model
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.privacy.masking import key_agreement
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.averages.pending_updates import PendingUpdates
@@ -63,37 +61,12 @@ LONGER: dict[str, dict[str, Any]] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, LONGER.get(name, {}))
     for name in (
-        "fedavg",
-        "cfl",
-        "cfl gradient",
-        "cfl sketch",
-        "cfl signature",
-        "cfl compress",
-        "cfl fallback",
-        "flhc",
-        "flhc apart",
-        "flhc 4bit",
-        "flhc signature",
-        "hidden",
-        "clove",
-        "cflgp",
-        "flux",
-        "rdpcfl",
-        "ifca",
-        "local-kmeans",
-        "nsim",
-        "nsim apart",
-        "oneshot",
-        "pacfl",
-        "random",
-        "signature",
-        "srfca",
-        "srfca l2",
-        "local",
-        "finetune",
-        "mrmtl",
+        "fedavg", "cfl", "cfl gradient", "cfl sketch", "cfl signature", "cfl compress",
+        "cfl fallback", "flhc", "flhc apart", "flhc 4bit", "flhc signature", "hidden", "clove",
+        "cflgp", "flux", "rdpcfl", "ifca", "local-kmeans", "nsim", "nsim apart", "oneshot", "pacfl",
+        "random", "signature", "srfca", "srfca l2", "local", "finetune", "mrmtl",
     )
-}
+}  # fmt: skip
 NOISY: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg, clients": ("fedavg", CLIENT),
     "cfl sketch, clients": ("cfl sketch", CLIENT),
@@ -114,16 +87,9 @@ MOMENTUM: dict[str, Any] = {"momentum": 0.9, "lr": 0.05, "keep_momentum": True}
 KEPT = {
     f"{name}, momentum": (CASES[name][0], {**CASES[name][1], **MOMENTUM})
     for name in (
-        "fedavg",
-        "cfl",
-        "cfl sketch",
-        "flhc apart",
-        "local-kmeans",
-        "nsim",
-        "oneshot",
-        "local",
+        "fedavg", "cfl", "cfl sketch", "flhc apart", "local-kmeans", "nsim", "oneshot", "local",
     )
-}
+}  # fmt: skip
 SECURE = {
     f"{name}, secagg": (base, {**params, "aggregation": "secagg"})
     for name, (base, params) in CASES.items()
@@ -137,7 +103,6 @@ SECURE |= {
 # noise in shares, which every new process draws as the last one did
 SHARES: dict[str, Any] = {**CLIENT, "placement": "distributed", "aggregation": "secagg"}
 SECURE["fedavg, shares"] = ("fedavg", SHARES)
-SHARED = ("fedavg, shares", "permutation")
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
@@ -165,31 +130,11 @@ MAIN = [
     (name, "permutation")
     for name in ("fedavg", "cfl sketch", "flhc", "ifca", "local-kmeans", "nsim", "oneshot", "srfca")
 ]
-REBORN = [
-    *MAIN,
-    ("cfl", "permutation"),
-    ("cfl fallback", "permutation"),
-    ("flhc apart", "permutation"),
-    ("nsim apart", "permutation"),
-    ("srfca l2", "permutation"),
-    ("finetune, examples", "permutation"),
-    ("mrmtl, examples", "permutation"),
-    ("ifca, clients", "permutation"),
-    ("signature, examples", "permutation"),
-    ("srfca", "none"),
-    ("local", "none"),
-]
 LOST = [
-    *MAIN,
-    ("cfl", "permutation"),
-    ("cfl gradient", "permutation"),
-    ("finetune", "permutation"),
-    ("srfca l2", "permutation"),
-    ("oneshot, examples", "permutation"),
-    ("signature, examples", "permutation"),
-    ("srfca, clients", "permutation"),
-    ("fedavg", "none"),
-]
+    *MAIN, ("cfl", "permutation"), ("cfl gradient", "permutation"), ("finetune", "permutation"),
+    ("srfca l2", "permutation"), ("oneshot, examples", "permutation"),
+    ("signature, examples", "permutation"), ("srfca, clients", "permutation"), ("fedavg", "none"),
+]  # fmt: skip
 TWICE = [
     *MAIN,
     ("cfl fallback", "permutation"),
@@ -201,17 +146,10 @@ TWICE = [
     ("cfl", "none"),
 ]
 KILLED = [
-    *MAIN,
-    ("cfl fallback", "permutation"),
-    ("flhc apart", "permutation"),
-    ("random", "permutation"),
-    ("finetune", "permutation"),
-    ("cfl sketch, clients", "permutation"),
-    ("srfca, clients", "permutation"),
-    ("cfl", "none"),
-    ("nsim", "none"),
-    *TURNED[:1],
-]
+    *MAIN, ("cfl fallback", "permutation"), ("flhc apart", "permutation"),
+    ("random", "permutation"), ("finetune", "permutation"), ("cfl sketch, clients", "permutation"),
+    ("srfca, clients", "permutation"), ("cfl", "none"), ("nsim", "none"), *TURNED[:1],
+]  # fmt: skip
 FEW = [
     case
     for case in ALL
@@ -492,23 +430,6 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED, SHARED]
-)
-def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
-    name: str, mask: str, federation: Federation, calm: Any
-) -> None:
-    world = World(name, mask, federation, amnesic=True)
-    found, (whole, _) = world.result(), calm(name, mask)
-    assert found.state == whole.state
-    assert found.same_models(whole)
-    assert found.ledger == whole.ledger
-    assert found.alone == whole.alone
-    if name.removesuffix(", momentum") in ("flhc apart", "nsim apart", "local"):
-        assert found.alone == list(range(CLIENTS))
-
-
 def some(what: str, but: tuple[str, ...] = ("train_locally",)) -> Fault:
     """A fault in client 0's second call of every method, or its first where there may be one, and
     in client 1's first.
@@ -533,18 +454,9 @@ def some(what: str, but: tuple[str, ...] = ("train_locally",)) -> Fault:
 
 
 ONCE = (
-    "key_offer",
-    "key_seal",
-    "key_open",
-    "send_model",
-    "pool",
-    "eigen",
-    "relevance",
-    "losses",
-    "receive",
-    "judge",
-    "post",
-)
+    "key_offer", "key_seal", "key_open", "send_model", "pool", "eigen", "relevance", "losses",
+    "receive", "judge", "post",
+)  # fmt: skip
 
 
 TRAINED_ALONE = ("local",)
@@ -584,7 +496,7 @@ LONE = [(name, mask) for name, mask in ALL if name in WITH_LONE]
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize(("name", "mask"), cases.covering(LONE, REBORN + KILLED))
+@pytest.mark.parametrize(("name", "mask"), cases.covering(LONE, MAIN + KILLED))
 def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
@@ -650,34 +562,6 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     assert found.state == whole.state
     assert found.same_models(whole)
     assert found.ledger == whole.ledger
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "ifca", "srfca", "fedavg, secagg"])
-def test_keys_of_the_operating_system_are_kept_too(
-    name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under a permutation the models are the same whatever the key, up to the order in which torch
-    adds the last few columns.
-    """
-    found = []
-    for amnesic in (False, True):
-        # stands for the system's, so that both runs have the same keys if these are drawn once
-        draws = np.random.default_rng(7)
-        monkeypatch.setattr(
-            key_agreement.os, "urandom", lambda count, draws=draws: draws.bytes(count)
-        )
-        world = World(name, "permutation", federation, amnesic, simulated=False)
-        found.append(world.result())
-        assert world.nodes[1].endpoint().keys.secrets.seed[1] != Randomness(0).key(
-            "client", 0, "mask"
-        )
-    living, reborn = found
-    assert reborn.state == living.state
-    assert reborn.same_models(living)
-    whole, _ = calm(name, "permutation")
-    torch.testing.assert_close(living.models, whole.models, rtol=0, atol=1e-5)
-    assert living.labels == whole.labels
 
 
 def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation) -> None:

@@ -190,16 +190,6 @@ def test_a_folder_is_written_by_one_fit_at_a_time(tmp_path: Path) -> None:
     assert len(made().fit(data(1), FULL, folder=tmp_path).history_) == 4
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UsageError, match="exists and is not empty"):
-        made().fit(data(1), folder=tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="is not a folder"):
-        made().fit(data(1), folder=tmp_path / "file")
-
-
 def test_another_protocol_in_the_folder_is_said(small: Federation, tmp_path: Path) -> None:
     made().fit(small, folder=tmp_path)
     with pytest.raises(RunFolderError, match="name was 'fedavg' there and is 'flhc' now"):
@@ -375,20 +365,6 @@ def test_force_replaces_a_run_whether_it_ended_or_not(ended: bool, tmp_path: Pat
     assert torch.equal(models(made().fit(data(2), FULL, folder=target)), models(fitted))
     new = made().fit(data(2), FULL, folder=tmp_path / "new", force=True)
     assert torch.equal(models(new), models(fitted))
-
-
-def test_force_deletes_nothing_that_no_run_wrote(tmp_path: Path) -> None:
-    made().fit(data(1), FULL, folder=tmp_path / "run")
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("mine")
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    kept = "holds notes.txt, which.*force=True will not"
-    for name, reason in (("run", kept), ("other", "is no run folder .*nothing deletes it")):
-        with pytest.raises(UsageError, match=f"{reason}.*another folder$"):
-            made().fit(data(2), FULL, folder=tmp_path / name, force=True)
-    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"}
-    assert after == {p: text for p, text in before.items() if p.name != ".lock"}
 
 
 def test_force_without_a_folder_is_a_mistake() -> None:

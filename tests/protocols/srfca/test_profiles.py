@@ -219,11 +219,6 @@ def test_losses_that_noise_made_negative_and_equal_models_are_clustered_all_the_
     equal = np.where(np.equal.outer([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]), 0.0, 3.0)
     for squared in (True, False):
         assert cluster_without_threshold(equal, minimum=2, squared=squared).labels == [
-            0,
-            0,
-            0,
-            1,
-            1,
-            1,
-        ]
+            0, 0, 0, 1, 1, 1,
+        ]  # fmt: skip
     assert cluster_without_threshold(np.zeros((6, 6)), minimum=2, squared=True).labels == [0] * 6

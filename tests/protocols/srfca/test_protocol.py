@@ -292,14 +292,10 @@ def test_clients_whose_samples_are_partly_others_keep_their_clusters() -> None:
 @pytest.mark.parametrize(
     ("clients", "distance"),
     [
-        (4, "loss"),
-        (8, "l2"),
-        (20, "loss"),
-        cases.exhaustive(4, "l2"),
-        cases.exhaustive(8, "loss"),
-        cases.exhaustive(20, "l2"),
+        (4, "loss"), (8, "l2"), (20, "loss"), cases.exhaustive(4, "l2"),
+        cases.exhaustive(8, "loss"), cases.exhaustive(20, "l2"),
     ],
-)
+)  # fmt: skip
 def test_clients_with_alike_data_are_one_cluster_from_the_start(
     clients: int, distance: str
 ) -> None:
@@ -576,27 +572,6 @@ def test_what_the_plain_sum_and_the_relay_show_is_said() -> None:
     assert any("one by one" in text for text in SRFCA(trim=0.1).disclosures().server)
     assert any("how well its own" in text for text in SRFCA().disclosures().clients)
     assert SRFCA(distance="l2").disclosures().clients == ["newcomers only: all clusters' models"]
-
-
-NODES: list[dict[str, Any]] = [
-    {"sealed": True},
-    {"sealed": True, "mask": "rotation"},
-    {"trim": 0.3},
-    {"distance": "l2", "radius": 2.0},
-]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("params", NODES, ids=str)
-def test_a_node_with_one_client_does_the_same_behind_real_frames(
-    params: dict[str, Any], two: Federation
-) -> None:
-    made = short(**{"mask": "permutation", **params})
-    _, nodes = cases.serve_nodes(made, two)
-    apart = torch.cat([node.client.models.values for node in nodes])
-    torch.testing.assert_close(
-        apart, made.fit(two, DOUBLE).client_models_.values, rtol=0, atol=1e-9
-    )
 
 
 @pytest.mark.parametrize(

@@ -372,14 +372,9 @@ def test_the_noise_that_is_taken_off_clusters_models_is_theirs(
     found = []
     for noise in (0.0, 1e-4):
         params = {
-            "clip": 50.0,
-            "noise": noise,
-            "placement": placement,
-            "trim": trim,
-            "model": "mlp",
-            "threshold": 1e6,
-            "refine": 1,
-        }
+            "clip": 50.0, "noise": noise, "placement": placement, "trim": trim, "model": "mlp",
+            "threshold": 1e6, "refine": 1,
+        }  # fmt: skip
         # models that hardly move: noise changes no update
         made = SRFCA(mask="none", local_rounds=1, rounds=2, lr=1e-9, **params)
         endpoint = build_client(made, small, DOUBLE)

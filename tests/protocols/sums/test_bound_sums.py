@@ -30,27 +30,10 @@ from securecluster.runtime.transport import Framed
 TARGET = 2
 # variants of all protocols that offer secure sums and send clients a model
 BOUND = (
-    "cfl sketch",
-    "cfl compress",
-    "cfl signature",
-    "cflgp",
-    "fedavg",
-    "finetune",
-    "flhc",
-    "flhc sketch",
-    "flux",
-    "hidden",
-    "hidden residuals",
-    "ifca",
-    "local-kmeans",
-    "mrmtl",
-    "nsim",
-    "oneshot",
-    "pacfl",
-    "random",
-    "signature",
-    "srfca",
-)
+    "cfl sketch", "cfl compress", "cfl signature", "cflgp", "fedavg", "finetune", "flhc",
+    "flhc sketch", "flux", "hidden", "hidden residuals", "ifca", "local-kmeans", "mrmtl", "nsim",
+    "oneshot", "pacfl", "random", "signature", "srfca",
+)  # fmt: skip
 # a cluster of two has no majority
 OTHER = rf"{TARGET} follows from (another model, or other public numbers|several models)"
 
@@ -179,15 +162,10 @@ def test_a_member_that_was_sent_one_other_bit_is_named(name: str, federation: Fe
 @pytest.mark.parametrize(
     "method",
     [
-        "send_residual",
-        "send_moments",
-        "count_cell",
-        "count_step",
-        "send_counted_step",
-        "count_cluster",
-        "assign",
+        "send_residual", "send_moments", "count_cell", "count_step", "send_counted_step",
+        "count_cluster", "assign",
     ],
-)
+)  # fmt: skip
 def test_other_public_numbers_of_hidden_are_noticed(method: str, federation: Federation) -> None:
     def rewrite(asked: str, query: Any) -> Any:
         if asked != method:

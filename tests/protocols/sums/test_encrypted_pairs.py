@@ -707,14 +707,3 @@ def test_a_forged_row_of_pairs_is_not_told_to_the_server(
     made = make("oneshot", rounds=1, relevance="ckks", relevance_release="matrix")
     with pytest.raises(FrameError, match="a pair of clients has a sum beyond its range"):
         run_with_authority(made, federation)
-
-
-def test_old_sums_are_refused_after_the_authority_forgot_them(asked: tuple[Run, Call]) -> None:
-    run, call = asked
-    before = run.authority.state
-    run.authority.restore(dataclasses.replace(before, floor=call.step + 1))
-    try:
-        with pytest.raises(PolicyError, match="long decrypted later ones"):
-            ask(run, call)
-    finally:
-        run.authority.restore(before)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DOUBLE, FULL, run_server, serve, serve_nodes, two_clusters
+from cases import DOUBLE, FULL, run_server, serve, two_clusters
 
 from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
@@ -307,18 +307,6 @@ def test_an_average_of_its_cluster_replaces_what_a_client_trained_alone(
     assert torch.equal(held[5], held[7])
     once = serve(small(cohort_size=0, rounds=1), eight, gone)
     assert once.endpoint.client.unshared == {7}
-
-
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_nodes_train_alone_as_clients_in_one_batch_do(
-    mask: str, eight: Federation, lone_labels: Any
-) -> None:
-    lone_labels([0, 0, 0, 0, 0, 0, 1, 1])
-    made = small(mask=mask)
-    state, nodes = serve_nodes(made, eight)
-    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
-    together = made.fit(eight, DOUBLE)
-    torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
 
 
 # --- a server that lies, and frames that come again ---

@@ -201,13 +201,6 @@ def test_newcomers_pay_for_one_descriptor(by: str, turned: Federation) -> None:
     assert not fitted.ledger_.exact()
 
 
-@pytest.mark.parametrize("unit", ["example", "client"])
-def test_a_target_covers_training_and_the_descriptor(unit: str, turned: Federation) -> None:
-    params: dict[str, Any] = {**SMALL, "clip": 1.0, "dp_unit": unit, "descriptor_noise": 0.5}
-    fitted = FLUX(**params, k=1, target_epsilon=8.0).fit(turned)
-    assert 0.9 * 8 < fitted.ledger_.price(1e-5).epsilon <= 8
-
-
 def test_a_mean_leaves_where_clients_are_protected_and_a_sum_where_samples_are() -> None:
     sums = np.full((1, 2, 5), 12.0)
     streams = NoiseStreams(lambda client: bytes(32), "test")
