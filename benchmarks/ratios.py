@@ -32,7 +32,7 @@ from benchmarks.costs import own_data, protected_rounds, server_scale, speed, te
 from benchmarks.grid import script_parser
 from securecluster.core.devices import cpu_threads
 from securecluster.privacy.masking.masks import build
-from securecluster.protocols import FedAvg
+from securecluster.protocols import FedAvg, Hidden
 
 NAME = "ratios"
 FACTOR = 2.0  # times its reference, from which a ratio is too large
@@ -44,6 +44,7 @@ RUNS_OF_MANY = 2  # of a run of many clients
 TINY: Mapping[str, Any] = {"model": "linear", "epochs": 1, "batch_size": 4}
 CLIENTS_OF_DPSGD = 4
 ROWS, CLIENTS_OF_ROWS = 500_000, 500  # of a table
+CLIENTS_OF_HIDDEN = 400
 FEW_CLIENTS, MANY_CLIENTS = 1000, 4000
 UPDATE = "python -m benchmarks.ratios --update"
 
@@ -121,6 +122,15 @@ def neighbouring_sizes() -> list[float]:
     return [times[0] / times[1]]
 
 
+def hidden_sums() -> list[float]:
+    """Return the time of a round of `hidden` of 400 clients with secure sums, over plain sums."""
+    times = {}
+    for aggregation in ("secagg", "plain"):
+        run = Hidden(rounds=1, k=2, aggregation=aggregation, **TINY)
+        times[aggregation] = protected_rounds.whole_run(run, CLIENTS_OF_HIDDEN)[0]
+    return [times["secagg"] / times["plain"]]
+
+
 def key_bytes() -> list[float]:
     """Return the bytes of keys that each of 420 clients is sent, over those of 210."""
     shares = []
@@ -186,6 +196,26 @@ def commands(names: tuple[str, str], repeats: int) -> list[float]:
     return [shortest[ours] / shortest[other]]
 
 
+def audit() -> list[float]:
+    """Return the time of the audit of a default run over that of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, audited = (
+            terminal.once(terminal.CASES[name], Path(folder)) for name in ("run cfl", "audit")
+        )
+    return [audited / run]
+
+
+def private_signature() -> list[float]:
+    """Return the time of two rounds of `signature` on MNIST at ε = 4, over those without noise."""
+    command = (*terminal.COMMAND, "run", "signature", "--data", "mnist", "--rounds", "2")
+    with tempfile.TemporaryDirectory() as folder:
+        private, plain = (
+            terminal.once((*command, *noise, "--quiet", "--out", f"run{i}"), Path(folder))
+            for i, noise in enumerate((("--target-epsilon", "4"), ()))
+        )
+    return [private / plain]
+
+
 # what is measured together: the names of its ratios, and the function that returns them
 MEASURES: Mapping[tuple[str, ...], Callable[[], Sequence[float]]] = {
     ("training 20 clients' MLPs at once, over a plain loop",): partial(training, "mlp-200", 20),
@@ -203,6 +233,7 @@ MEASURES: Mapping[tuple[str, ...], Callable[[], Sequence[float]]] = {
         secure_round, "mlp-32", 100
     ),
     ("a run with secure sums of 200 clients, over 202",): neighbouring_sizes,
+    ("a round of hidden with secure sums of 400 clients, over a plain one",): hidden_sums,
     ("bytes of keys sent to each of 420 clients, over 210",): key_bytes,
     (
         "exact noise, over torch.randn",
@@ -216,6 +247,8 @@ MEASURES: Mapping[tuple[str, ...], Callable[[], Sequence[float]]] = {
     ("a federation of a parquet file, over pyarrow's read",): own_table,
     ("list, over --help",): partial(commands, ("list", terminal.BASE), REPEATS),
     ("run cfl, over import torch",): partial(commands, ("run cfl", terminal.TORCH), RUNS),
+    ("the audit of a run, over the run",): audit,
+    ("signature on MNIST at ε = 4 for two rounds, over without noise",): private_signature,
 }
 
 

@@ -14,6 +14,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "--help": (*COMMAND, "--help"),
     "list": (*COMMAND, "list"),
     "run cfl": (*COMMAND, "run", "cfl", "--quiet", "--out", "whole"),
+    "audit": (*COMMAND, "audit", "whole", "--quiet"),  # after `run cfl` in the same folder
 }
 BASE = "--help"
 TORCH = "import torch"
