@@ -27,8 +27,9 @@ DECODERS = {
     "nodes/events.py:read": "read_lines",
     "reports/run_status.py:_so_far": "read_lines",
 }
-# a program of its own, which reads what lies beside it, and what this package has just written
+# programs of their own, which read what lies beside them, and what this package has just written
 OWN = {
+    "models/foreign_worker.py:read",
     "results/exported_models.py:content",
     "recordings/recording.py:record",
     "conformance/fresh_process.py:_replay_elsewhere",
