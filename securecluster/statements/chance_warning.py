@@ -93,7 +93,7 @@ def unfound_warning(fitted: FittedRun) -> str | None:
     kept = fitted.kept_
     extra = kept.clients.extra
     is_classes = fitted.network_.objective.kind == Classification.kind
-    if not is_classes or OUTPUTS not in extra or len(fitted.history_) < ENOUGH_ROUNDS:
+    if not is_classes or OUTPUTS not in extra or len(fitted.history_) < FEW_ROUNDS:
         return None
     classes = kept.learned.config["classes"]
     answers = set(extra[OUTPUTS][:, :classes].argmax(1).tolist())

@@ -189,7 +189,7 @@ def test_a_declaration_that_leads_to_no_claim_is_one_sentence(name: str, sentenc
         ({"protocol": "fedav"}, "did you mean 'fedavg'"),
         ({"party": "servr"}, "there is no party 'servr'"),
         ({"helpers": (9,)}, "9"),
-        ({"protection": {"aggregaton": "secagg"}}, "no hyper-parameter 'aggregaton'"),
+        ({"protection": {"aggregaton": "secagg"}}, "hyper-parameter of FedAvg 'aggregaton'"),
         ({"protection": {"aggregation": "sums"}}, "aggregation"),
         ({"scenario": "label-swop"}, "did you mean 'label-swap'"),
     ],

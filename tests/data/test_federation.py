@@ -76,8 +76,8 @@ def test_each_cluster_swaps_its_own_pair_in_training_and_test_alike(
         ({"data": "digit"}, "did you mean 'digits'"),
         (
             {"data": "xyz"},
-            "choose one of ag_news, cifar10, cifar100, digits, fashion_mnist, femnist, mnist, "
-            "mobility, shakespeare",
+            "choose one of ag_news, cifar10, cifar100, digits, fashion_mnist, femnist, femnist14, "
+            "hospitals, mnist, mnist14, mobility, shakespeare",
         ),
         ({"clients": 0}, "0 clients"),
         ({"clients": -3}, "-3 clients"),

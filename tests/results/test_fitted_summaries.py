@@ -26,7 +26,8 @@ def federation() -> Federation:
 
 def documented(text: str) -> set[str]:
     """Return the names in the sections on attributes of a documentation."""
-    sections = inspect.cleandoc(text).split("Attributes:\n")[1:]
+    attributes, _, _ = inspect.cleandoc(text).partition("Methods of what is fitted:\n")
+    sections = attributes.split("Attributes:\n")[1:]
     return {name for part in sections for name in re.findall(r"^    (\w+): ", part, re.MULTILINE)}
 
 

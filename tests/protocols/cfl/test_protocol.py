@@ -216,7 +216,7 @@ def test_estimator_conventions(small: Federation) -> None:
     copy = clone(CFL(rounds=2, eps1=0.2))
     assert copy.get_params() == CFL(rounds=2, eps1=0.2).get_params()
     assert copy.set_params(rounds=1).fit(small) is copy
-    with pytest.raises(UsageError, match="no hyper-parameter"):
+    with pytest.raises(UsageError, match="did you mean 'eps1'"):
         copy.set_params(epsilon1=1)
 
 
