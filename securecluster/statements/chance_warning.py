@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from securecluster.results.fitted import FittedRun
 
 FEW_ROUNDS = 30  # below this number more rounds may help, and nobody expects clusters yet
-MOST_NAMED = 8  # clients in a sentence
+MOST_NAMED = 8  # clients or classes in a sentence
+FEWEST = 5  # test samples of a class; that fewer have other answers may be chance
 
 
 def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) -> str | None:
@@ -98,8 +99,7 @@ def unfound_warning(fitted: FittedRun) -> str | None:
     classes = kept.learned.config["classes"]
     answers = set(extra[OUTPUTS][:, :classes].argmax(1).tolist())
     pairs = sorted(Counter(extra[TARGETS].tolist()).items())
-    # one sample more or less may be chance
-    unfound = [f"{fitted.classes_[k]} ({n})" for k, n in pairs if n > 1 and k not in answers]
+    unfound = [f"{fitted.classes_[k]} ({n})" for k, n in pairs if n >= FEWEST and k not in answers]
     if not unfound:
         return None
     return (

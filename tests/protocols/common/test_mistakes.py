@@ -80,7 +80,7 @@ def test_a_client_for_each_row_is_asked_about() -> None:
 
 
 def test_a_class_that_no_model_answers_is_named() -> None:
-    rare = federation(site=["x", "y", "z"] * 80)
+    rare = federation(site=["x", "y", "z"] * 80, label=["no"] * 216 + ["yes"] * 24)
     with pytest.warns(SecureClusterWarning, match=r"ever answers yes \(\d\), of which there"):
         FedAvg(rounds=30, model="linear").fit(rare)
     few_rounds = FedAvg(rounds=2, model="linear").fit(rare)
