@@ -198,8 +198,10 @@ class StandInStreams(NoiseStreams):
         return np.zeros_like(row)
 
 
-_KNOWN: dict[str, RunReleases] = {}
-_OBSERVED: dict[str, Observed] = {}  # the latest
+# a class by itself, not by its name: a notebook may declare it anew
+Key = tuple[type, str]
+_KNOWN: dict[Key, RunReleases] = {}
+_OBSERVED: dict[Key, Observed] = {}  # the latest
 MOST_OBSERVED = 64
 
 
@@ -223,8 +225,8 @@ def run_releases(protocol: Any, facts: Facts, clients: int) -> RunReleases:
     return _KNOWN[key]
 
 
-def _key(protocol: Any, facts: Facts, clients: int, unused: Collection[str] = ()) -> str:
-    """Return all that a run of stand-ins follows from, as text.
+def _key(protocol: Any, facts: Facts, clients: int, unused: Collection[str] = ()) -> Key:
+    """Return all that a run of stand-ins follows from.
 
     Args:
         protocol: with its hyper-parameters.
@@ -234,7 +236,6 @@ def _key(protocol: Any, facts: Facts, clients: int, unused: Collection[str] = ()
     """
     params = params_as_json(protocol)
     known_by = (
-        f"{type(protocol).__module__}.{type(protocol).__qualname__}",
         {name: value for name, value in params.items() if name not in unused},
         list(facts.shape),
         facts.scaling,
@@ -242,7 +243,7 @@ def _key(protocol: Any, facts: Facts, clients: int, unused: Collection[str] = ()
         facts.objective.as_json(),
         clients,
     )
-    return json.dumps(known_by, sort_keys=True, default=str)
+    return type(protocol), json.dumps(known_by, sort_keys=True, default=str)
 
 
 def _of_small_network(

@@ -36,7 +36,7 @@ from securecluster.protocols import (
     Settings,
     Signature,
 )
-from securecluster.protocols.authoring import ClusterOnceState, Empty, Run, ServerChannel
+from securecluster.protocols.authoring import ClusterOnceState, Empty, Run, ServerChannel, protocol
 from securecluster.training.local_trainer import LocalTrainer
 
 CLIENT: dict[str, Any] = {"clip": 1.0, "target_epsilon": 8.0, "model": "linear", "rounds": 5}
@@ -187,6 +187,9 @@ def test_it_is_found_once_for_equal_runs(
     first = run_releases(FedAvg(**CLIENT), small.facts, len(small))
     assert run_releases(FedAvg(**CLIENT), small.facts, len(small)) is first
     assert run_releases(FedAvg(**{**CLIENT, "rounds": 6}), small.facts, len(small)) is not first
+    # a cell of a notebook that ran twice
+    again = protocol(type("FedAvg", (FedAvg,), {"__module__": FedAvg.__module__}))
+    assert run_releases(again(**CLIENT), small.facts, len(small)) is not first
 
 
 def test_a_choice_of_one_target_is_found_once_for_all_rates_and_seeds(
