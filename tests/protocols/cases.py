@@ -168,6 +168,8 @@ def build(protocol: Protocol, **params: Any) -> Any:
     small = dict(SMALL[protocol])
     if protocol in (FLHC, FLUX) and "rounds" in params:
         small["pre_rounds"] = min(small["pre_rounds"], params["rounds"] - 1)
+    if protocol is IFCA and "rounds" in params:
+        small["starts"] = min(small["starts"], params["rounds"])
     return protocol(**{**small, **params})
 
 
