@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1560,
     "securecluster/studies": 4410,
     "securecluster/training": 2150,
-    "tests": 76220,
+    "tests": 76230,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -37,6 +37,7 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.authoring import ClusterOnceState, Empty, Run, ServerChannel, protocol
+from securecluster.protocols.registry import PROTOCOLS, protocol_class
 from securecluster.training.local_trainer import LocalTrainer
 
 CLIENT: dict[str, Any] = {"clip": 1.0, "target_epsilon": 8.0, "model": "linear", "rounds": 5}
@@ -224,3 +225,11 @@ def test_no_run_releases_more(name: str, unit: str, small: Federation) -> None:
         of_client = [event for event in events if client in event.ids]
         priced = [e for e in of_client if e.mechanism in ("gaussian", "dp-sgd")]
         assert len(priced) <= sum(count for _, count in foreseen.single)
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("name", sorted(set(PROTOCOLS) - {"nsim"}))
+def test_no_learning_rate_changes_what_stand_ins_release(name: str, small: Federation) -> None:
+    options = {"rounds": 6, "clip": 1.0, "dp_unit": "example", "target_epsilon": 4.0}
+    slow, fast = (cases.build(protocol_class(name), **options, lr=lr) for lr in (0.01, 2.0))
+    assert dry_run._of_stand_ins(slow, small.facts) == dry_run._of_stand_ins(fast, small.facts)
