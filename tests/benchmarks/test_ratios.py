@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,14 @@ def test_the_command_writes_references_and_checks_against_them(
     ]
     measuring((0.5, 8.1))
     assert main([]) == 0  # which only prints
+    measuring((0.3, math.nan))
+    assert main(["--update"]) == 0
+    assert read_references() == {"a": 0.3, "b": 4.0}  # what could not be measured keeps its own
+
+
+def test_nothing_is_downloaded_for_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SECURECLUSTER_DATA", raising=False)
+    assert math.isnan(*ratios.private_signature())
 
 
 def test_every_ratio_has_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
