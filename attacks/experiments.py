@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from securecluster.attacks.base import Tap
+from securecluster.attacks.views import OUTCOMES
 from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
@@ -82,10 +83,13 @@ def tapped(
         return reply
 
     outcomes: list[VerbOutcome] = []
-    changes = Experiment(record, outcomes.append, secret, stopped)
+    authority_outcomes: list[VerbOutcome] = []
+    changes = Experiment(record, outcomes.append, authority_outcomes.append, secret, stopped)
     fitted = _with_changes(protocol, changes, federation, settings)
+    # so that nothing is replayed for them
+    OUTCOMES[fitted.result_] = tuple(outcomes)
     # no frame has R as a key authority decrypts it
-    vars(fitted)["authority_outcomes_"] = tuple(outcomes)
+    vars(fitted)["authority_outcomes_"] = tuple(authority_outcomes)
     return fitted, taps
 
 

@@ -56,6 +56,7 @@ NO_PAIR = "not applicable: no two sums over groups that differ in one client wer
 FIRST_ROUND = 1
 ROUNDING = 1e-9  # singular values, relative to the largest, below which they are rounding
 MOST_DIRECTIONS = 128  # of gradients, in which candidates are compared
+MOST_AT_ONCE = 2**18  # numbers of the gradients that are taken at once, which a cache holds
 
 
 @dataclass(frozen=True)
@@ -431,19 +432,25 @@ def candidate_gradients(knowledge: Knowledge) -> Array:
     Args:
         knowledge: with the candidates as its samples.
     """
+    return as_array(torch.cat(list(gradient_blocks(knowledge))))
+
+
+def gradient_blocks(knowledge: Knowledge) -> Iterator[torch.Tensor]:
+    """Yield the same gradients for a few candidates at a time, (b, d).
+
+    Args:
+        knowledge: with the candidates as its samples.
+    """
     network = knowledge.network
     inputs = torch.as_tensor(knowledge.inputs).to(knowledge.initial)
     labels = torch.as_tensor(knowledge.labels)
-    rows = []
-    # one at a time: per-sample gradients of all candidates at once may not fit into memory
-    for x, y in zip(inputs, labels, strict=True):
-        model = knowledge.initial.clone().requires_grad_()
-        parameters = knowledge.parameters(model)
-        outputs = network.call(parameters, x[None])
-        loss = network.objective.losses(outputs, y[None]).sum()
-        (gradient,) = torch.autograd.grad(loss, model)
-        rows.append(as_array(gradient))
-    return np.stack(rows)
+    at_once = max(1, MOST_AT_ONCE // knowledge.dimension) if network.together else 1
+    for x, y in zip(torch.split(inputs, at_once), torch.split(labels, at_once), strict=True):
+        parameters = knowledge.parameters(knowledge.initial.expand(len(x), -1))
+        # each candidate is the one sample of a model of its own
+        weight = inputs.new_ones(len(x), 1)
+        gradients = network.gradients(parameters, x[:, None], y[:, None], weight, None)
+        yield torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
 def _leading_rows(rows: Array, count: int) -> Array:

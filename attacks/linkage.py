@@ -185,13 +185,10 @@ def _profile_costs(gram: Array, other: Array) -> Array:
 
 def _profiles(gram: Array, quantiles: Array) -> Array:
     """Return each row's norm and quantiles of its cosines."""
-    profiles = []
-    for k, row in enumerate(gram):
-        # quantiles do not depend on the order of columns, which is unknown in the other round
-        cosines = np.delete(row, k)
-        profile = [row[k], *np.quantile(cosines, quantiles)]
-        profiles.append(profile)
-    return np.asarray(profiles)
+    count = len(gram)
+    # quantiles do not depend on the order of columns, which is unknown in the other round
+    cosines = gram[~np.eye(count, dtype=bool)].reshape(count, count - 1)
+    return np.column_stack([np.diag(gram), np.quantile(cosines, quantiles, axis=1).T])
 
 
 def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
@@ -236,21 +233,34 @@ def _exchanged(gram: Array, other: Array, match: Match) -> Match:
     """Return a match that no exchange of two partners improves."""
     rows, columns = match
     columns = columns.copy()
-    best = _agreement(gram, other, match)
-    # a pass over all pairs takes O(n⁴) operations
-    improved = len(rows) <= MOST_EXCHANGED
-    while improved:
-        improved = False
-        for a, b in itertools.combinations(range(len(rows)), 2):
-            columns[[a, b]] = columns[[b, a]]
-            agreement = _agreement(gram, other, (rows, columns))
-            if agreement > best + TINY:
-                best = agreement
-                improved = True
-            else:
-                # undo the exchange
-                columns[[a, b]] = columns[[b, a]]
+    own = gram[np.ix_(rows, rows)]
+    # a step compares all pairs in O(n³) operations
+    while len(rows) <= MOST_EXCHANGED:
+        gains = _exchange_gains(own, other[np.ix_(columns, columns)])
+        a, b = np.unravel_index(gains.argmax(), gains.shape)
+        if gains[a, b] <= TINY:
+            break
+        columns[[a, b]] = columns[[b, a]]
     return rows, columns
+
+
+def _exchange_gains(own: Array, partners: Array) -> Array:
+    """Return how much each exchange of two partners would improve the agreement, (n, n).
+
+    Args:
+        own: symmetric matrix of one round, (n, n).
+        partners: of another, in the order of a match, (n, n).
+    """
+    # The squared norms stay, so the agreement changes by twice the change of ⟨own, partners⟩. For
+    # an exchange of a and b this is 2 Σ (own_ak − own_bk)(partners_bk − partners_ak) over the other
+    # columns k, and what changes on the diagonal.
+    products = own @ partners
+    same = np.diag(products)
+    all_columns = products + products.T - same[:, None] - same[None]
+    own_norms, norms = np.diag(own), np.diag(partners)
+    to_a = (own_norms[:, None] - own) * (partners - norms[:, None])
+    diagonal = (own_norms[:, None] - own_norms) * (norms - norms[:, None])
+    return np.asarray(2 * (2 * (all_columns - to_a - to_a.T) + diagonal))
 
 
 def _calls(view: View, knowledge: Knowledge) -> list[Labels]:

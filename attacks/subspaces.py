@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.special import betaincinv
 
 from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array, flat_rows, sample_keys
@@ -331,8 +331,11 @@ class MembershipAtLowRate(SampleMembership):
         if not members:
             return None
         detected = round(self.summary(units) * members)
-        interval = binomtest(detected, members).proportion_ci(LEVEL)
-        return float(interval.low), float(interval.high)
+        missed = members - detected
+        tail = (1 - LEVEL) / 2
+        low = betaincinv(detected, missed + 1, tail) if detected else 0.0
+        high = betaincinv(detected + 1, missed, 1 - tail) if missed else 1.0
+        return float(low), float(high)
 
 
 # true positive rates of every attack on membership

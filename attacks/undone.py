@@ -75,8 +75,10 @@ class UndoneView(View):
             round: only those of this round; None for all.
         """
         for message in self.view.messages(method, round):
+            if not self.unmasks:
+                yield message
             # models that are posted since averages are masked: those of averages, and no updates
-            if not self.unmasks or message.step < FIRST_SEPARATE_STEP:
+            elif message.step < FIRST_SEPARATE_STEP:
                 yield replace(message, content=self._undone(message))
         for message in self._read_of_sums:
             if method in (None, message.method) and round in (None, message.round):

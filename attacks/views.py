@@ -36,7 +36,10 @@ from securecluster.runtime.endpoint import GATHER, PAIRS, SUM
 # methods whose rows are updates times the client's number of samples, where it is sent with them
 WEIGHTED = frozenset({"contribute", "contribute_kept_update"})
 # outcomes of all verbs, by run: an audit has a view for each attack, and all need the same replay
-REPLAYED: MutableMapping[Any, tuple[VerbOutcome, ...]] = WeakKeyDictionary()
+OUTCOMES: MutableMapping[Any, tuple[VerbOutcome, ...]] = WeakKeyDictionary()
+# likewise the frames that parties observed, by transcript and then by parties, anonymity and seed
+OBSERVED: MutableMapping[Any, dict[Any, tuple[ObservedMessage, ...]]] = WeakKeyDictionary()
+MOST_KEPT = 2**28  # bytes of a transcript whose frames are kept in memory
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,25 @@ class RecordedView(View):
             method: only those of this client method; None for all.
             round: only those of this round; None for all.
         """
-        for message in self.fitted.transcript_.seen_by(self.parties, self.anonymous, self.seed):
+        for message in self._observed():
             if method is not None and message.method != method:
                 continue
             if round is not None and message.round != round:
                 continue
             yield message
+
+    def _observed(self) -> Iterable[ObservedMessage]:
+        """Return all frames of the view."""
+        transcript = self.fitted.transcript_
+        view = (self.parties, self.anonymous, self.seed)
+        totals = transcript.totals()
+        if totals["up"] + totals["down"] > MOST_KEPT:
+            frames: Iterator[ObservedMessage] = transcript.seen_by(*view)
+            return frames
+        kept = OBSERVED.setdefault(transcript, {})
+        if view not in kept:
+            kept[view] = tuple(transcript.seen_by(*view))
+        return kept[view]
 
     @cached_property
     def outcomes(self) -> tuple[VerbOutcome, ...]:
@@ -107,9 +123,9 @@ class RecordedView(View):
     def _all_outcomes(self) -> Iterator[VerbOutcome]:
         """Yield what verbs gave anyone."""
         result = self.fitted.result_
-        if result not in REPLAYED:
-            REPLAYED[result] = tuple(self.fitted.verb_outcomes())
-        yield from REPLAYED[result]
+        if result not in OUTCOMES:
+            OUTCOMES[result] = tuple(self.fitted.verb_outcomes())
+        yield from OUTCOMES[result]
         yield from getattr(self.fitted, "authority_outcomes_", ())
 
 

@@ -30,8 +30,8 @@ FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (securecl
 LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
-    "attacks": 7150,
-    "benchmarks": 15420,
+    "attacks": 7180,
+    "benchmarks": 15430,
     "protocols": 750,
     "protocols/cfl": 1060,
     "protocols/common": 5290,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1560,
     "securecluster/studies": 4410,
     "securecluster/training": 2150,
-    "tests": 76230,
+    "tests": 76290,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -22,7 +22,7 @@ import numpy as np
 
 from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import MASK, NO_SAMPLES, SUMS, Attack, Guess, Harm, Knowledge, View
-from securecluster.attacks.hidden_sums import candidate_gradients
+from securecluster.attacks.hidden_sums import gradient_blocks
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 from securecluster.attacks.views import ObservedUpdate, observed_updates
 from securecluster.core.lazy_torch import torch
@@ -135,24 +135,28 @@ def _aligned(
     Returns:
         The clients, (n,), and cosines (n, candidates).
     """
-    directions: dict[bytes, Array] = {}
-    clients = []
-    rows = []
-    for update in updates:
-        client = update.sender.index
-        assert client is not None
-        model = starts.get((client, update.step), knowledge.initial)
-        key = model.numpy().tobytes()
-        # clients of one cluster train from one model
-        if key not in directions:
-            directions[key] = _units(candidate_gradients(replace(knowledge, initial=model)))
-        moved = _units(as_array(update.row[: knowledge.dimension])[None])[0]
-        clients.append(client)
-        rows.append(-directions[key] @ moved)
-    return clients, np.stack(rows)
+    # clients of one cluster train from one model
+    of_model: dict[bytes, tuple[torch.Tensor, list[int]]] = {}
+    for position, update in enumerate(updates):
+        model = starts.get((_number(update), update.step), knowledge.initial)
+        of_model.setdefault(model.numpy().tobytes(), (model, []))[1].append(position)
+    moved = torch.stack([update.row[: knowledge.dimension] for update in updates])
+    cosines = np.empty((len(updates), len(knowledge.inputs)))
+    for model, positions in of_model.values():
+        begun = replace(knowledge, initial=model)
+        aligned = [_cosines(moved[positions], block) for block in gradient_blocks(begun)]
+        cosines[positions] = -as_array(torch.cat(aligned, dim=1))
+    return [_number(update) for update in updates], cosines
 
 
-def _units(rows: Array) -> Array:
-    """Return rows (n, d) of length 1; zeros stay zeros."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.maximum(lengths, SMALLEST))
+def _number(update: ObservedUpdate) -> int:
+    """Return the number of the client that sent an update."""
+    assert update.sender.index is not None
+    return update.sender.index
+
+
+def _cosines(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return the cosines of rows (n, d) and others (m, d), (n, m); 0 where a length is."""
+    units = rows / rows.norm(dim=1, keepdim=True).clamp_min(SMALLEST)
+    cosines: torch.Tensor = units @ others.T / others.norm(dim=1).clamp_min(SMALLEST)
+    return cosines

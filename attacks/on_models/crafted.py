@@ -25,7 +25,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from scipy.stats import norm
+from scipy.spatial.distance import cdist
+from scipy.special import ndtri
 
 from securecluster.attacks.arrays import Array, as_array, flat_rows
 from securecluster.attacks.base import (
@@ -68,20 +69,19 @@ class RecordsRead(Scorer):
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
         """Return the same for records that clients hold out, drawn with replacement."""
-        held_out = self._read(guess, [shard.x_test for shard in truth.federation.shards])
+        held_out = guess.once(
+            truth,
+            "held-out records that were read",
+            lambda: self._read(guess, [shard.x_test for shard in truth.federation.shards]),
+        )
         if not len(held_out):
             return np.zeros(1)
         return np.asarray(draw.choice(held_out, len(held_out)))
 
     def _read(self, guess: Guess, parts: list[Any]) -> Array:
         records = flat_rows(np.concatenate([np.asarray(part) for part in parts]))
-        rows = np.stack(guess.listed)
-        read = np.zeros(len(records))
-        for k, record in enumerate(records):
-            length = float(np.linalg.norm(record))
-            nearest = float(np.linalg.norm(rows - record, axis=1).min())
-            read[k] = nearest <= TOLERANCE * length
-        return read
+        nearest = cdist(records, np.stack(guess.listed)).min(axis=1)
+        return np.asarray(nearest <= TOLERANCE * np.linalg.norm(records, axis=1), float)
 
 
 class CraftedModel(Attack):
@@ -272,4 +272,4 @@ def _imprint(knowledge: Knowledge, inputs: int, units: int) -> tuple[Array, Arra
     along = flat_rows(knowledge.inputs) @ direction
     # of a normal distribution, since few public samples have few quantiles of their own
     quantiles = (np.arange(units) + 0.5) / units
-    return direction, norm.ppf(quantiles, along.mean(), along.std())
+    return direction, along.mean() + along.std() * ndtri(quantiles)

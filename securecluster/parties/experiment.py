@@ -20,12 +20,14 @@ class Experiment:
 
     Args:
         before_pipeline: what clients do to each reply before it is protected.
+        observe_server: called with what each verb gives the server, or a local parameter server.
         observe_authority: called with each R that a key authority decrypts.
         secret: of the run that is repeated; None draws a new one.
         stopped: after which round the run that is repeated was stopped; None if it was not.
     """
 
     before_pipeline: Callable[[Call, Any], Any] | None = None
+    observe_server: Callable[[VerbOutcome], None] | None = None
     observe_authority: Callable[[VerbOutcome], None] | None = None
     secret: bytes | None = None
     stopped: Stop | None = None

@@ -96,6 +96,7 @@ class SimulatedRun:
         self.server = ServerHalf.over(
             transport, method, self._config, self._transcript(), device=device, secrets=secrets
         )
+        self.server.net.observe = experiment_of(method).observe_server
         self._tap = self._tapped()
         ledger = self.server.net.state.ledger
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger does not have

@@ -59,6 +59,25 @@ def test_taps_are_what_a_client_computed_and_change_nothing(federation: Federati
     assert float((sent - open_rows).norm()) > 1
 
 
+@pytest.mark.parametrize("aggregation", ["plain", "secagg"])
+def test_what_verbs_gave_a_tapped_run_is_what_its_replay_gives(
+    federation: Federation, aggregation: str
+) -> None:
+    central: dict[str, Any] = {"clip": 1.0, "noise": 0.5, "placement": "central"}
+    options = central if aggregation == "plain" else {"aggregation": aggregation}
+    fitted, _ = tapped(FedAvg(**SMALL, **options), federation, FULL)
+    noted = view_of(fitted).outcomes
+    replayed = fitted.verb_outcomes()
+    assert len(noted) == len(replayed) > 2
+    for outcome, other in zip(noted, replayed, strict=True):
+        assert (outcome.verb, outcome.step, outcome.groups) == (
+            other.verb, other.step, other.groups,
+        )  # fmt: skip
+        for name, rows in vars(outcome.content).items():
+            if isinstance(rows, Rows):
+                assert torch.equal(rows.values, vars(other.content)[name].values)
+
+
 def test_a_twin_has_nothing_that_protects() -> None:
     secure = FedAvg(**SMALL, aggregation="secagg", mask="rotation")
     assert (unprotected(secure).aggregation, secure.aggregation) == ("plain", "secagg")

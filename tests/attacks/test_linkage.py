@@ -9,6 +9,7 @@ import pytest
 from attacked import FULL, digits, result_of, scene, score_of
 
 from securecluster import Dirichlet, Federation
+from securecluster.attacks import linkage
 from securecluster.attacks.base import Guess
 from securecluster.attacks.linkage import Linkage, LinkedClients, matched
 from securecluster.attacks.scoring import score
@@ -75,6 +76,20 @@ def test_where_a_client_is_missing_the_others_are_linked() -> None:
     pairs = matched(rows, rows[1:])
     assert len(pairs) == len({row for row, _ in pairs}) == len({column for _, column in pairs}) == 8
     assert sum(row == column + 1 for row, column in pairs) >= 6
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_the_gain_of_an_exchange_is_what_it_adds_to_the_agreement(count: int) -> None:
+    draw = np.random.default_rng(count)
+    own, other = (rows + rows.T for rows in draw.normal(size=(2, count, count)))
+    order = np.arange(count)
+    gains = linkage._exchange_gains(own, other)
+    before = linkage._agreement(own, other, (order, order))
+    for a, b in np.ndindex(count, count):
+        exchanged = order.copy()
+        exchanged[[a, b]] = exchanged[[b, a]]
+        after = linkage._agreement(own, other, (order, exchanged))
+        assert np.isclose(gains[a, b], after - before, atol=1e-9)
 
 
 def test_unrelated_rows_match_by_chance() -> None:

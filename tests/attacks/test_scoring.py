@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from securecluster.attacks import scoring
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.dp_audit import TwoWorldScorer
 from securecluster.attacks.label_distributions import MatchedCorrelation
-from securecluster.attacks.subspaces import auc, true_positive_rate
+from securecluster.attacks.subspaces import MembershipAtLowRate, auc, true_positive_rate
 from securecluster.errors import UsageError
 
 
@@ -31,6 +32,15 @@ def test_a_few_far_resamples_do_not_move_the_interval_off_the_score() -> None:
     resampled[0] = 5e5
     interval = scoring._unbiased(resampled, 0.0)
     assert (interval.low, interval.high) == (0.0, 0.0)
+
+
+def test_a_true_positive_rate_has_the_interval_that_scipy_finds() -> None:
+    answers = np.repeat([1.0, 0.0], [20, 200])
+    for found in (0, 7, 20):
+        scores = np.zeros(220)
+        scores[:found] = 1
+        interval = MembershipAtLowRate(0.01).exact_interval(np.column_stack([scores, answers]))
+        assert interval == pytest.approx(tuple(binomtest(found, 20).proportion_ci()), abs=1e-12)
 
 
 class Given(scoring.Scorer):

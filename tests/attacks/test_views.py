@@ -12,6 +12,7 @@ from cases import FULL, build, two_clusters
 
 import securecluster
 from securecluster import Federation, open_transcript
+from securecluster.attacks import views
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.views import knowledge_of, observed_updates, truth_of, view_of
 from securecluster.errors import RunFolderError, UsageError
@@ -319,6 +320,11 @@ def test_views_of_one_run_replay_its_server_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(type(fitted.result_), "verb_outcomes", counted)
     assert len(view_of(fitted).outcomes) == len(view_of(fitted, anonymous=True).outcomes) > 0
     assert replays == [fitted.result_]
+    # frames are kept, too, where a transcript is small
+    assert view_of(fitted)._observed() is view_of(fitted)._observed()  # type: ignore[attr-defined]
+    kept = [message.bytes for message in view_of(fitted).messages()]
+    monkeypatch.setattr(views, "MOST_KEPT", 0)
+    assert [message.bytes for message in view_of(fitted).messages()] == kept
     fitted.fit(two_clusters(6, 24), FULL)
     assert view_of(fitted).outcomes
     assert replays[1:] == [fitted.result_]
