@@ -89,6 +89,7 @@ def start(argv: Sequence[str]) -> int:
             raise UsageError("--engine ray runs one protocol after the other: leave --jobs out")
         settings = replace(options.settings, threads=options.settings.threads or 1)
         options = replace(options, settings=settings)
+        parallel.preload()
     if len(labels) < 2:
         raise UsageError(
             "compare takes two protocols or more, then the options: choose from "

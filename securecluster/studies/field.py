@@ -164,6 +164,7 @@ def _in_folder(
 
     parallel = Parallel(options.jobs)
     parallel.check()
+    parallel.preload()
     plan = _planned(_own(methods), options)
     there = out is not None and not force and run_folder.is_run(out)
     if out is not None and there and run_folder.swept(out) == plan.content():
@@ -217,6 +218,7 @@ def resume(folder: Path, quiet: bool, jobs: int | None = None, retry: bool = Fal
         if jobs is not None:
             parallel = replace(parallel, jobs=jobs)
         parallel.check()
+        parallel.preload()
         if field_stored.programs(plan) != plan.programs:
             raise RunFolderError(
                 f"files of the program, or of a method, have changed since {folder} was begun, and "

@@ -98,6 +98,8 @@ def start(argv: Sequence[str]) -> int:
     options = command_line.parsed(
         f"securecluster sweep {' '.join(labels) or 'PROTOCOLS'}", arguments, ABOUT, _sections(names)
     )
+    parallel = Parallel(options.sweep.jobs, options.sweep.together)
+    parallel.preload()
     variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters)
     plan = _planned(variants, options.sweep, options.simulation, options.settings)
     from securecluster.folders import run_folder
@@ -105,7 +107,6 @@ def start(argv: Sequence[str]) -> int:
     run_folder.check_free(options.output.out, options.output.force)
     federation = _checked(plan)
     quiet = options.output.quiet
-    parallel = Parallel(options.sweep.jobs, options.sweep.together)
     texts = _texts(plan, parallel, federation)
     name = f"sweep-{federation.data}"
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
@@ -149,6 +150,7 @@ def resume(
         if together is not None:
             parallel = replace(parallel, together=together)
         parallel.check()
+        parallel.preload()
         _check_data(folder, _federation(plan))
         return _carry_out(folder, plan, parallel, quiet, retry)
 

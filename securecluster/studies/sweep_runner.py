@@ -125,6 +125,12 @@ class Parallel:
                 "or more"
             )
 
+    def preload(self) -> None:
+        """Let several processes load what they need while this one still plans."""
+        cores = os.cpu_count() or 1
+        if self.jobs > 1 or (not self.jobs and cores > 1):
+            worker_pool.preload()
+
     def processes(self, settings: Settings) -> int:
         """Return the number of processes.
 

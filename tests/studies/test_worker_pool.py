@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from securecluster.errors import UsageError
 from securecluster.protocols.registry import protocol_class
-from securecluster.studies.worker_pool import Died, WorkerError, results
+from securecluster.studies.worker_pool import METHOD, Died, WorkerError, preload, results
 
 # functions of modules that load at once; eval takes any task as a text
 WAIT = "print(__import__('os').getpid(), flush=True) or __import__('time').sleep(60)"
@@ -31,6 +32,20 @@ def test_workers_give_every_result_and_their_errors() -> None:
         list(results(protocol_class, ["cffl"], 2))
     with pytest.raises(RuntimeError, match="ValueError"):
         list(results(math.factorial, [-1], 2))
+
+
+def test_workers_are_loaded_and_have_the_environment_and_folder_of_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    preload()
+    monkeypatch.setenv("SECURECLUSTER_DATA", "of now")
+    monkeypatch.delenv("PATH")
+    monkeypatch.chdir(tmp_path)
+    asked = "[m.environ.get('SECURECLUSTER_DATA'), m.environ.get('PATH'), m.getcwd()]"
+    tasks = [f"(lambda m: {asked})(__import__('os'))", "'torch' in __import__('sys').modules"]
+    of_now, loaded = results(eval, tasks, 1)
+    assert of_now == ["of now", None, str(tmp_path)]
+    assert loaded or METHOD == "spawn"
 
 
 def test_without_processes_everything_is_done_here() -> None:
