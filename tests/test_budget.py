@@ -85,7 +85,6 @@ NOT_OF_FEDAVG = (
     "protections.pads",
     "protections.secure_sums",
     "reports",
-    "runs.ray_blocks",
     "studies",
 )
 MOST_WORDS = {

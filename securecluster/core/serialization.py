@@ -28,6 +28,7 @@ from typing import (
 )
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import Options
 from securecluster.errors import RunFolderError
 
 S = TypeVar("S")
@@ -408,6 +409,7 @@ def _scalar(value: Any, expected: Any) -> Any:
 def _converter() -> Any:
     """Return the converter between dataclass trees and plain ones; tensors pass unchanged."""
     import cattrs
+    from cattrs.gen import make_dict_structure_fn
 
     # a checkpoint of another version has other fields, and must not be read in part
     converter = cattrs.Converter(forbid_extra_keys=True)
@@ -415,7 +417,18 @@ def _converter() -> Any:
     converter.register_unstructure_hook(bytes, bytes.hex)
     converter.register_structure_hook(torch.Tensor, _check_tensor)
     converter.register_structure_hook(bytes, lambda text, _: bytes.fromhex(text))
+
+    def options_hook(expected: Any) -> Callable[[Any, Any], Any]:
+        read = make_dict_structure_fn(expected, converter, _cattrs_forbid_extra_keys=True)
+        return lambda value, _: read(expected.without_left(value), expected)
+
+    converter.register_structure_hook_factory(_has_left, options_hook)
     return converter
+
+
+def _has_left(expected: Any) -> bool:
+    """Return whether a type is a class of options of which some have left."""
+    return isinstance(expected, type) and issubclass(expected, Options) and bool(expected.LEFT)
 
 
 def _check_tensor(value: Any, _: Any) -> torch.Tensor:

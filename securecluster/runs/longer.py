@@ -78,9 +78,11 @@ def _check_longer(folder: Path, method: Method, config: RunConfig) -> None:
     """Refuse a run that cannot be made longer, and warn of what it did as a shorter one.
 
     Raises:
+        RunFolderError: a run in blocks on Ray.
         UsageError: releases that were planned for the rounds that the run has, newcomers, or a
             method whose beginning depends on the number of rounds.
     """
+    run_folder.check_goes_on(folder)
     recorded = config["protocol"][method._length]
     was = f"{method._length} = {recorded}"
     if method.privacy.target_epsilon is not None:
