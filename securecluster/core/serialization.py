@@ -422,13 +422,11 @@ def _converter() -> Any:
         read = make_dict_structure_fn(expected, converter, _cattrs_forbid_extra_keys=True)
         return lambda value, _: read(expected.without_left(value), expected)
 
-    converter.register_structure_hook_factory(_has_left, options_hook)
+    # which earlier versions wrote with options that have left
+    converter.register_structure_hook_factory(
+        lambda of: isinstance(of, type) and issubclass(of, Options), options_hook
+    )
     return converter
-
-
-def _has_left(expected: Any) -> bool:
-    """Return whether a type is a class of options of which some have left."""
-    return isinstance(expected, type) and issubclass(expected, Options) and bool(expected.LEFT)
 
 
 def _check_tensor(value: Any, _: Any) -> torch.Tensor:

@@ -935,20 +935,6 @@ def swept(folder: Path) -> dict[str, Any] | None:
     return plan
 
 
-def check_goes_on(folder: Path) -> None:
-    """Raise RunFolderError for a run of 0.2 whose checkpoints have clients in blocks on Ray.
-
-    Args:
-        folder: of a run.
-    """
-    settings: Any = config_of(folder).get("settings")
-    if isinstance(settings, dict) and settings.get("engine") == "ray":
-        raise RunFolderError(
-            f"{folder} holds a run in blocks on Ray, which has left securecluster, and does not go "
-            "on without it: start another run, or go on with the version that began this one"
-        )
-
-
 def is_being_written(folder: Path) -> bool:
     """Return whether another process writes the run in a folder.
 

@@ -105,15 +105,15 @@ class ClientsHalf:
         self.client.restore(state)
         self.endpoint.keys.restore(state.secrets)
 
-    def hold(self, events: Callable[[], list[Any]]) -> None:
+    def hold(self, events: list[Any]) -> None:
         """Hold the clients to a target ε, of which a resumed run has spent a part.
 
         Args:
-            events: returns those of the ledger so far.
+            events: of the ledger so far.
         """
         for reservation in self.endpoint.reservations:
             if isinstance(reservation, ReleaseTarget):
-                reservation.learn(events())
+                reservation.learn(events)
 
     def observe(self, state: Any) -> Line:
         """Return the observer's numbers after a round.

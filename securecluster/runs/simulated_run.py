@@ -12,7 +12,6 @@ from securecluster.core.client_names import called_by_position
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack
 from securecluster.errors import RunFolderError
-from securecluster.folders import run_folder
 from securecluster.messaging.transcript import Transcript
 from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import call_types, params_as_json, program_of, server_copy
@@ -28,6 +27,7 @@ from securecluster.results.preparation import kept_numbers
 from securecluster.results.saving import SCHEMA
 from securecluster.runs.callbacks import Watcher
 from securecluster.runs.clients_half import ClientsHalf
+from securecluster.runs.longer import check_goes_on
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import SUM, config_hash
 from securecluster.runtime.run import CheckpointPart, Run, checkpoints
@@ -166,7 +166,7 @@ class SimulatedRun:
         ledger = self.server.net.state.ledger
         target = target_of(self.method, self._config, ledger.samples, self._federation)
         target.learn(ledger.events)
-        self.clients.hold(lambda: self.server.net.state.ledger.events)
+        self.clients.hold(ledger.events)
         self.server.admit = target.admit
 
     def _origin(self) -> Origin:
@@ -179,7 +179,7 @@ class SimulatedRun:
                 "or give another folder"
             )
         assert self._folder is not None, "checkpoints are in a folder"
-        run_folder.check_goes_on(self._folder)
+        check_goes_on(self._folder)
         if not origin.named_draws and not called_by_position(self._federation.names):
             raise RunFolderError(
                 f"{self._folder} holds a run of an earlier version, whose clients drew batches by "

@@ -26,10 +26,10 @@ from securecluster.results import saving as serialization
 
 FOLDERS = Path(__file__).parent / "folders"
 ON_RAY = "3-ray"
-FLHC_AGAIN = (
-    "run flhc --clients 4 --samples 20 --pre-rounds 1 --epochs 1 --batch-size 20 --model linear "
-    "--mask permutation --keys-from-seed"
-)
+FLHC_AGAIN = [
+    "run", "flhc", "--clients", "4", "--samples", "20", "--pre-rounds", "1", "--epochs", "1",
+    "--batch-size", "20", "--model", "linear", "--mask", "permutation", "--keys-from-seed",
+]  # fmt: skip
 
 
 def unpacked(name: object, where: Path) -> Path:
@@ -157,7 +157,7 @@ def test_a_run_on_ray_is_not_gone_on_with(
             (on_ray / name).unlink()
         (on_ray / "last-round").rename(on_ray / "checkpoint-000009")
     else:
-        command = FLHC_AGAIN.split() + ["--rounds", "3", "--out", str(on_ray)]
+        command = [*FLHC_AGAIN, "--rounds", "3", "--out", str(on_ray)]
     before = {path: path.read_bytes() for path in on_ray.rglob("*.safetensors")}
     assert main([*command, "--quiet"]) == 2
     error = capsys.readouterr().err
