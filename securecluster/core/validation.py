@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 from securecluster.errors import UsageError, quoted, unknown
 
@@ -47,7 +48,8 @@ class Options:
     What has left is refused with what to do instead, and is dropped from what was written with it.
     """
 
-    LEFT: ClassVar[Mapping[str, str]] = {}
+    # without an annotation, since it is no option
+    LEFT = MappingProxyType[str, str]({})
     """What to do instead, by the name of the option"""
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
