@@ -47,11 +47,11 @@ CODE_LINES = {
     "securecluster/cli": 1810,
     "securecluster/clustering": 2010,
     "securecluster/commands": 630,
-    "securecluster/core": 1860,
+    "securecluster/core": 1880,
     "securecluster/data": 6290,
     "securecluster/figures": 830,
     "securecluster/folders": 840,
-    "securecluster/messaging": 1900,
+    "securecluster/messaging": 1890,
     "securecluster/models": 2620,
     "securecluster/nodes": 2630,
     "securecluster/parties": 2300,
@@ -60,12 +60,12 @@ CODE_LINES = {
     "securecluster/recordings": 1090,
     "securecluster/reports": 1590,
     "securecluster/results": 2200,
-    "securecluster/runs": 1620,
-    "securecluster/runtime": 3520,
+    "securecluster/runs": 760,
+    "securecluster/runtime": 3480,
     "securecluster/statements": 1560,
-    "securecluster/studies": 4440,
+    "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 76290,
+    "tests": 75680,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
@@ -85,13 +85,12 @@ NOT_OF_FEDAVG = (
     "protections.pads",
     "protections.secure_sums",
     "reports",
-    "runs.ray_blocks",
     "studies",
 )
 MOST_WORDS = {
     "README.md": 900,
     "ARCHITECTURE.md": 1990,
-    "docs/*.md": 45000,
+    "docs/*.md": 44810,
     "docs/evidence/*.md": 24700,
 }
 

@@ -56,8 +56,6 @@ class TrainingClient:
 
     one_model: ClassVar[bool] = True
     """True where a client trains one model in the whole run, so that momentum can persist."""
-    by_client: ClassVar[tuple[str, ...]] = ()
-    """Members that are, or return, a list with an entry for each client, which observers read"""
     scale_noise: float = 1.0  # noise multiplier of `sum_columns` over that of training
     clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
     # what the guard of their endpoint remembers of them (`release_guard`)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -158,8 +158,6 @@ class HiddenClient(LabelMaps, counted_blocks.CountedBlocks, fl.TrainingClient):
         weights: True to weight updates by |D_i|, and to send it to the sum of a cluster's.
         residuals: True to subtract the mean parts of classes from points.
     """
-
-    by_client: ClassVar[tuple[str, ...]] = ("labels",)
 
     _labels = fl.ClientTensor(start=UNASSIGNED, dtype="int64")
     # digests of the centres to which clients have assigned themselves; zeros before

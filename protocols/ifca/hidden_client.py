@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -47,8 +47,6 @@ class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
         exact: True to weight hidden updates by |D_i|, and to send it to a sum by model.
         least_choosers: least number of clients whose updates are averaged where choices are hidden.
     """
-
-    by_client: ClassVar[tuple[str, ...]] = ("choices", "trained_alone")
 
     _trained_in = fl.ClientTensor(start=-1, dtype="int64")  # the last round of training alone
 

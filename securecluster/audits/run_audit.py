@@ -729,7 +729,7 @@ def _repeated(
     """
     if target.run.result["seconds"] > clock.left:
         raise OutOfTime
-    settings = _repeating(Settings(**target.run.config["settings"]))
+    settings = replace(Settings(**target.run.config["settings"]), transcript="full")
     stopped = None
     if "stopped" in target.run.result:
         stopped = read_kept(target.run.folder).learned.stopped
@@ -764,15 +764,6 @@ def _draws_alike(run: FinishedRun) -> bool:
     if called_by_position(run.config["clients"]):
         return True
     return read_kept(run.folder).learned.named_draws
-
-
-def _repeating(settings: Settings) -> Settings:
-    """Return the settings of a run's repetition, whose frames and replies are read.
-
-    Args:
-        settings: of the run; its clients may have been in other processes.
-    """
-    return replace(settings, transcript="full", engine="process", workers=0)
 
 
 def _holds_the_view(target: _Target) -> bool:
@@ -897,7 +888,7 @@ def _bounded(
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
     if column == TWIN:
         protocol = twins.noiseless(protocol)
-    settings = _repeating(Settings(**target.run.config["settings"]))
+    settings = replace(Settings(**target.run.config["settings"]), transcript="full")
     try:
         with clock.limit(), warnings.catch_warnings():
             # canaries are no data to learn from
@@ -974,7 +965,7 @@ def _with_server(fitted: ClusteringProtocol, federation: Federation, server: Ser
     """Run the clients of a run, as they were before it, with a server of the adversary's own."""
     kept = fitted.kept_
     experiments.with_server(
-        fitted, federation, server, _repeating(kept.learned.settings), kept.secret
+        fitted, federation, server, replace(kept.learned.settings, transcript="full"), kept.secret
     )
 
 
@@ -986,7 +977,7 @@ def _runs_without_one(
     They stay with the run, since several attacks read them. Colluders are in them, too.
     """
     runs: dict[int, ClusteringProtocol] = vars(fitted).setdefault("runs_without_one_", {})
-    settings = _repeating(fitted.kept_.learned.settings)
+    settings = replace(fitted.kept_.learned.settings, transcript="full")
     views = {}
     for position in range(min(LEAVING, len(federation))):
         if position in adversary.clients:

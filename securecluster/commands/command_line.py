@@ -22,7 +22,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_ty
 from securecluster.core.field_docs import field_descriptions
 from securecluster.core.number_format import printable
 from securecluster.core.stops import output
-from securecluster.core.validation import PythonOnly, python_only_fields
+from securecluster.core.validation import Options, PythonOnly, python_only_fields
 from securecluster.data.simulation import option_name
 from securecluster.errors import UsageError, quoted, unknown
 
@@ -163,7 +163,7 @@ def parsed(
         raise SystemExit(0)
     options = {name: _options(section) for name, section in sections.items()}
     flags = {option.flag: option for group in options.values() for option in group}
-    _refuse_python_only(arguments, sections.values())
+    _refuse_known(arguments, sections.values())
     parser = _Parser(prog=command, add_help=False, allow_abbrev=False)
     for option in flags.values():
         _add(parser, option)
@@ -254,10 +254,13 @@ def _spelled(command: str, arguments: Sequence[str], flags: Mapping[str, _Option
     return spelled
 
 
-def _refuse_python_only(arguments: Sequence[str], sections: Iterable[Section]) -> None:
-    """Raise UsageError for an option that is set in Python only."""
+def _refuse_known(arguments: Sequence[str], sections: Iterable[Section]) -> None:
+    """Raise UsageError for an option that is set in Python only, or that has left."""
     typed = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     for section in sections:
+        if issubclass(section.kind, Options):
+            left = [name for name in section.kind.LEFT if option_name(name) in typed]
+            section.kind.refuse_left(left)
         for name, mark in section.hidden.items():
             flag = option_name(name)
             if flag in typed or flag.replace("--", "--no-", 1) in typed:

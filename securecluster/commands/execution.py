@@ -169,14 +169,12 @@ def check_names(protocols: Sequence[Any], options: Any) -> None:
     from securecluster.messaging.transcript import MODES
     from securecluster.privacy.masking.masks import check_known
     from securecluster.results.declared import check_declared
-    from securecluster.runtime.settings import ENGINES
 
     check_declared()
     options.simulation.check()
     for protocol in protocols:
         check_known(protocol.mask)
     _check_name("device", options.settings.device, DEVICES)
-    _check_name("engine", options.settings.engine, ENGINES)
     _check_name("transcript", options.settings.transcript, ("auto", *MODES))
 
 

@@ -28,6 +28,7 @@ from typing import (
 )
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import Options
 from securecluster.errors import RunFolderError
 
 S = TypeVar("S")
@@ -408,6 +409,7 @@ def _scalar(value: Any, expected: Any) -> Any:
 def _converter() -> Any:
     """Return the converter between dataclass trees and plain ones; tensors pass unchanged."""
     import cattrs
+    from cattrs.gen import make_dict_structure_fn
 
     # a checkpoint of another version has other fields, and must not be read in part
     converter = cattrs.Converter(forbid_extra_keys=True)
@@ -415,6 +417,15 @@ def _converter() -> Any:
     converter.register_unstructure_hook(bytes, bytes.hex)
     converter.register_structure_hook(torch.Tensor, _check_tensor)
     converter.register_structure_hook(bytes, lambda text, _: bytes.fromhex(text))
+
+    def options_hook(expected: Any) -> Callable[[Any, Any], Any]:
+        read = make_dict_structure_fn(expected, converter, _cattrs_forbid_extra_keys=True)
+        return lambda value, _: read(expected.without_left(value), expected)
+
+    # which earlier versions wrote with options that have left
+    converter.register_structure_hook_factory(
+        lambda of: isinstance(of, type) and issubclass(of, Options), options_hook
+    )
     return converter
 
 

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, TypeGuard, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 from securecluster.errors import UsageError, quoted, unknown
 
@@ -39,6 +40,47 @@ class PythonOnly:
 
 
 IN_PYTHON = PythonOnly()
+
+
+class Options:
+    """Base of a dataclass of options of which earlier versions had more.
+
+    What has left is refused with what to do instead, and is dropped from what was written with it.
+    """
+
+    # without an annotation, since it is no option
+    LEFT = MappingProxyType[str, str]({})
+    """What to do instead, by the name of the option"""
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Return a new object.
+
+        Raises:
+            UsageError: an option that has left.
+        """
+        cls.refuse_left(named)
+        return super().__new__(cls)
+
+    @classmethod
+    def refuse_left(cls, names: Iterable[str]) -> None:
+        """Raise UsageError for an option that has left.
+
+        Args:
+            names: of options.
+        """
+        for name in names:
+            if name in cls.LEFT:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} has left securecluster: {cls.LEFT[name]}")
+
+    @classmethod
+    def without_left(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options as they were written, without those that have left.
+
+        Args:
+            values: by name.
+        """
+        return {name: value for name, value in values.items() if name not in cls.LEFT}
 
 
 class Range:

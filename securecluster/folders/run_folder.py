@@ -95,8 +95,6 @@ WRITTEN = {
     *READ_BACK, *PICTURES, *PAGES, RESULT, run_secret.FILE, manifest.NAME, MARKER, newcomers.NAME,
     newcomers.KEPT,
 }  # fmt: skip
-# settings that folders of earlier versions lack, as these versions carried runs out
-LATER_SETTINGS = {"engine": "process", "workers": 0}
 # what `--force` may remove in a folder whose marker says that it is a run's
 OWN = atomic_files.Own(
     (MARKER,),
@@ -639,7 +637,7 @@ def run_config(folder: Path) -> RunConfig:
         if config["version"] != securecluster.__version__:
             config["simulation"] = {**defaults_of(Simulation), **config["simulation"]}
         check_options(path, "simulation", config["simulation"], Simulation)
-    config["settings"] = {**LATER_SETTINGS, **config["settings"]}
+    config["settings"] = Settings.without_left(config["settings"])
     check_options(path, "settings", config["settings"], Settings)
     return config
 
@@ -931,7 +929,10 @@ def swept(folder: Path) -> dict[str, Any] | None:
     content = config_of(folder)
     if "sweep" not in content:
         return None
-    return serialization.checked(folder / CONFIG, content, SweepConfig)["sweep"]
+    plan = serialization.checked(folder / CONFIG, content, SweepConfig)["sweep"]
+    if isinstance(plan.get("settings"), dict):  # those of a field are in the plan's own
+        plan["settings"] = Settings.without_left(plan["settings"])
+    return plan
 
 
 def is_being_written(folder: Path) -> bool:

@@ -365,8 +365,6 @@ class Call:
         asker: local parameter server that calls each recipient; empty if the server itself does.
         group: clients of each recipient's secure sum, as in a header; empty without secure sums.
         attempt: number of the attempt at a secure sum, from 0.
-        adds: group of each recipient, where the server only adds the replies of each group: clients
-            of one process may then send these sums (`Added`). It is not in frames.
         deadline: as in a header. Transports that wait only so long set it in their frames.
         origins: digest of the public numbers behind each recipient's reply, as its endpoint knows
             them once the reply is there. It is not in frames.
@@ -383,7 +381,6 @@ class Call:
     asker: tuple[int, ...] = ()
     group: tuple[str, ...] = ()
     attempt: int = 0
-    adds: tuple[int, ...] = ()
     deadline: int = 0
     origins: tuple[bytes, ...] = ()
 
@@ -442,31 +439,14 @@ class Call:
         group: tuple[str, ...] = ()
         if self.group:
             group = tuple(self.group[k] for k in positions)
-        adds: tuple[int, ...] = ()
-        if self.adds:
-            adds = tuple(self.adds[k] for k in positions)
         return dataclasses.replace(
             self,
             to=tuple(self.to[k] for k in positions),
             members=tuple(self.members[k] for k in positions),
             asker=asker,
             group=group,
-            adds=adds,
             query=select(self.query, positions),
         )
-
-
-@dataclass(frozen=True)
-class Added:
-    """Groups and digests of replies whose rows arrived as sums.
-
-    Args:
-        groups: group of each row of the sums, ascending.
-        digests: of each client's own reply, in the order of the clients (`reply_digests`).
-    """
-
-    groups: tuple[int, ...]
-    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -478,7 +458,6 @@ class Response:
         reply: message with one frame per client of `ids`; None if nobody replied.
         receipts: what each client of `ids` released in its reply; empty where nobody has any.
         refused: by client that is alive and refused, the code of its refusal (`refusals`).
-        added: where the rows of `reply` are sums of those of the clients, one per group.
         without_release: clients elsewhere that have certainly released nothing: the request was not
             sent to them, or they refused it beforehand. Others without a reply may have.
     """
@@ -487,7 +466,6 @@ class Response:
     reply: Any
     receipts: tuple[Receipts, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
-    added: Added | None = None
     without_release: tuple[int, ...] = ()
 
     def receipts_at(self, position: int) -> Receipts:
@@ -507,13 +485,13 @@ class Response:
         position_of = {client: position for position, client in enumerate(self.ids)}
         positions = [position_of[client] for client in clients if client in position_of]
         if not positions:
-            return dataclasses.replace(self, ids=(), reply=None, receipts=(), added=None)
+            return dataclasses.replace(self, ids=(), reply=None, receipts=())
         receipts = self.receipts
         if receipts:
             receipts = tuple(receipts[k] for k in positions)
         ids = tuple(self.ids[k] for k in positions)
         reply = select(self.reply, positions)
-        return dataclasses.replace(self, ids=ids, reply=reply, receipts=receipts, added=None)
+        return dataclasses.replace(self, ids=ids, reply=reply, receipts=receipts)
 
 
 def format_ids(ids: Sequence[int]) -> str:

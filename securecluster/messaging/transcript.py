@@ -279,7 +279,7 @@ class Transcript:
             self._contents.append(contents)
             return ""
         fields = dict(vars(call))
-        del fields["query"], fields["adds"], fields["deadline"], fields["origins"]
+        del fields["query"], fields["deadline"], fields["origins"]
         reply = None
         if response.reply is not None:
             reply = _fields_of(response.reply)
@@ -621,14 +621,11 @@ def entry_of(call: Call, answer: Response) -> Entry:
     replies = [0] * len(call.to)
     if replied:  # without replies there is no message
         receipts = [answer.receipts_at(position) for position in positions]
-        rows = positions
-        if answer.added is not None:  # a sum is as long as each of its rows
-            rows = [0] * len(positions)
         reply_sizes = wire.sizes(
             lambda n: reply_header(call.header(replied[n])),
             [forms[k] for k in replied],
             answer.reply,
-            rows,
+            positions,
             receipts,
         )
         for k, size in zip(replied, reply_sizes, strict=True):

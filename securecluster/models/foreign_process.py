@@ -38,7 +38,7 @@ class Interpreter:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __reduce__(self) -> tuple[type[Interpreter], tuple[str, Path]]:
-        return Interpreter, (self.python, self.path)  # Ray's workers start their own
+        return Interpreter, (self.python, self.path)  # another process starts its own
 
     def _running(self) -> subprocess.Popen[bytes]:
         """Return the process.

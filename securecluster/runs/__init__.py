@@ -1,4 +1,4 @@
-"""How a run in this process goes on: carried out, in blocks of clients, resumed and replayed.
+"""How a run in this process goes on: carried out, resumed and replayed.
 
 What its parties are lies in `parties`, and what it leaves in `folders` and `results`.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,15 +57,8 @@ def carry_out(
     if folder is not None:  # of a run that was killed
         run_folder.remove_half_written(folder)
     device = choose_device(settings.device)
-    # processes of several blocks share the cores
-    if settings.engine == "ray":
-        settings = replace(settings, threads=settings.threads or 1)
-    with (
-        torch.inference_mode(False),
-        cpu_threads(settings.threads),
-        reproducible(device),
-        closing(SimulatedRun(method, federation, settings, folder)) as simulated,
-    ):
+    with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
+        simulated = SimulatedRun(method, federation, settings, folder)
         run = simulated.start(watcher)
         server = simulated.server
         with named_in_errors(federation.names):
@@ -203,24 +195,19 @@ def resolved(settings: Settings) -> Settings:
     """
     # a run is resumed with the same ones, since others round sums differently
     device = choose_device(settings.device).type
-    usual = 1 if settings.engine == "ray" else torch.get_num_threads()
-    threads = settings.threads or usual
+    threads = settings.threads or torch.get_num_threads()
     return replace(settings, device=device, threads=threads)
 
 
 def with_recorded(settings: Settings, recorded: Settings) -> Settings:
-    """Return settings with the recorded device, threads and workers, where the user leaves these
-    open.
+    """Return settings with the recorded device and threads, where the user leaves these open.
 
     Args:
-        settings: the user's; `auto` and 0 leave the device, the threads and the workers open.
+        settings: the user's; `auto` and 0 leave the device and the threads open.
         recorded: those of the run that is resumed.
     """
     device = settings.device
     if device == "auto":
         device = recorded.device
     threads = settings.threads or recorded.threads
-    workers = settings.workers
-    if settings.engine == "ray":
-        workers = workers or recorded.workers
-    return replace(settings, device=device, threads=threads, workers=workers)
+    return replace(settings, device=device, threads=threads)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.clustering.labels import members as clusters_of
+from securecluster.clustering.metrics import agreement, share_at, spread
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Call, Rows
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.endpoints import KeySource, build_client, samples_of
 from securecluster.parties.method import Method
-from securecluster.runs.block import BlockEnd, shared_rows
-from securecluster.runs.observed_clients import ObservedClients
+from securecluster.results.fitted_state import SHARED, UNTUNED
 from securecluster.runtime.release_target import ReleaseTarget
-from securecluster.runtime.run import CheckpointPart
+from securecluster.runtime.run import CheckpointPart, Line
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Transport
 from securecluster.training.baselines import HeldOut
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from securecluster.runtime.endpoint import Endpoint
 
 
-class ClientsHalf(ObservedClients):
+class ClientsHalf:
     """The clients' half of a run: of one client, of some, or of all.
 
-    It shares nothing with the server but a transport.
+    It shares nothing with the server but a transport. What an observer measures of its clients lies
+    outside the protocol, and needs the server's state beside their data.
 
     Args:
         method: with the hyper-parameters of the run.
@@ -43,10 +45,13 @@ class ClientsHalf(ObservedClients):
     def __init__(
         self, method: Method, federation: Federation, settings: Settings, endpoint: Endpoint[Any]
     ) -> None:
-        super().__init__(method, federation, settings)
+        self.method = method
+        self.federation = federation
+        self.settings = settings
         self.endpoint = endpoint
         self.client = endpoint.client
-        self._end: BlockEnd | None = None
+        # of each client before it tuned its model alone at the end; None where nobody did
+        self._untuned: Rows | None = None
 
     @classmethod
     def of(
@@ -77,9 +82,6 @@ class ClientsHalf(ObservedClients):
         """
         return InProcess(self.endpoint.answer, lost)
 
-    def close(self) -> None:
-        """Do nothing, since clients end with this process."""
-
     @property
     def device(self) -> torch.device:
         """Return where the clients compute."""
@@ -103,28 +105,49 @@ class ClientsHalf(ObservedClients):
         self.client.restore(state)
         self.endpoint.keys.restore(state.secrets)
 
-    def hold(self, events: Callable[[], list[Any]]) -> None:
+    def hold(self, events: list[Any]) -> None:
         """Hold the clients to a target ε, of which a resumed run has spent a part.
 
         Args:
-            events: returns those of the ledger so far.
+            events: of the ledger so far.
         """
         for reservation in self.endpoint.reservations:
             if isinstance(reservation, ReleaseTarget):
-                reservation.learn(events())
+                reservation.learn(events)
 
-    @property
-    def observed(self) -> Any:
-        """Return the clients' object."""
-        return self.client
-
-    def evaluate(self, state: Any) -> NDArray[np.float64]:
-        """Return each client's score after a round, (m,).
+    def observe(self, state: Any) -> Line:
+        """Return the observer's numbers after a round.
 
         Args:
             state: the server's state.
         """
-        return self.method.observer.evaluate(self.client, state)
+        observer = self.method.observer
+        scores = observer.evaluate(self.client, state)
+        line = dict(observer.observe(self.federation, self.client, state, scores))
+        line |= spread(scores)
+        line["at_target"] = None
+        if self.federation.objective.higher:
+            line["at_target"] = share_at(scores, self.settings.target)
+        return line
+
+    def labels(self, state: Any) -> list[int]:
+        """Return each client's cluster, (m,), as the experimenter knows it.
+
+        Args:
+            state: the server's final state.
+        """
+        return self.method.observer.known_labels(self.client, state)
+
+    def agreement(self, labels: list[int]) -> dict[str, Any] | None:
+        """Return scores against the true clusters; None where nobody knows these.
+
+        Args:
+            labels: each client's cluster, (m,).
+        """
+        # Files of one's own data have no true clusters to be compared with.
+        if self.federation.truth is None:
+            return None
+        return dict(agreement(labels, self.federation.truth))
 
     def models(self, state: Any) -> Rows:
         """Return the model that each client keeps, (m, d).
@@ -132,8 +155,10 @@ class ClientsHalf(ObservedClients):
         Args:
             state: the server's final state.
         """
-        self._end = BlockEnd.of(self.method, self.client, state)
-        return self._end.models
+        observer = self.method.observer
+        if self.method.training.personal(self.method):
+            self._untuned = observer.final_models(self.client, state)
+        return observer.kept_models(self.client, state)
 
     def scores(self, models: Rows) -> NDArray[np.float64]:
         """Return each client's score on its test data, (m,): the server holds none.
@@ -168,8 +193,9 @@ class ClientsHalf(ObservedClients):
             models: (m, d) of the clients at the end, as `models` returned them.
             labels: (m,) each client's cluster.
         """
-        assert models.index is not None and self._end is not None
-        extra = shared_rows(self._end.shared, self._end.untuned, labels, self.unshared)
+        assert models.index is not None
+        shared = self.method.observer.shared_models(self.client)
+        extra = shared_rows(shared, self._untuned, labels, self.unshared)
         index = list(models.index)
         return ClientState(models.table, index, self.endpoint.keys.secrets, extra=extra)
 
@@ -186,3 +212,33 @@ class ClientsHalf(ObservedClients):
     def unshared(self) -> list[int]:
         """Return the numbers of clients whose final model was trained alone."""
         return sorted(self.client.cohort.ids[k] for k in self.client.unshared)
+
+
+def shared_rows(
+    shared: torch.Tensor | None,
+    untuned: Rows | None,
+    labels: Sequence[int],
+    unshared: Collection[int],
+) -> dict[str, torch.Tensor]:
+    """Return the clusters' models, (k, d), where clients' own are others, by name.
+
+    Of clients that tuned their models, a cluster's is that of its first client before tuning, of
+    the first whose model was not trained alone if there is one.
+
+    Args:
+        shared: the clusters' models where the method has them beside the clients' own.
+        untuned: all clients' models before tuning; None where there was none.
+        labels: (m,) each client's cluster.
+        unshared: numbers of the clients whose model was trained alone in the run.
+    """
+    if shared is not None:
+        return {SHARED: shared}
+    if untuned is None:
+        return {}
+    rows = []
+    for members in clusters_of(labels):
+        averaged = [i for i in members if i not in unshared]
+        # a label that no client has, as where clients choose their own, stands for no model
+        first = [*averaged, *members, 0][0]
+        rows.append(untuned.row(first))
+    return {UNTUNED: torch.stack(rows)}

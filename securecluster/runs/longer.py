@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.errors import SecureClusterWarning, UsageError
+from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
 from securecluster.folders import run_folder
 from securecluster.parties import newcomers
 from securecluster.parties.derived import goes_on
@@ -67,6 +67,19 @@ def taken_up(folder: Path, plan: RunPlan, config: RunConfig, federation: Federat
     return plan
 
 
+def check_goes_on(folder: Path) -> None:
+    """Raise RunFolderError for a run of 0.2 whose checkpoints have clients in blocks on Ray.
+
+    Args:
+        folder: of a run, whose configuration was checked.
+    """
+    if run_folder.config_of(folder)["settings"].get("engine") == "ray":
+        raise RunFolderError(
+            f"{folder} holds a run in blocks on Ray, which has left securecluster, and does not go "
+            "on without it: start another run, or go on with the version that began this one"
+        )
+
+
 def _as_begun(method: Method, config: RunConfig) -> Method:
     """Return a method that goes on under the configuration with which its run began."""
     if method._length not in config["network"] or method.name != config["protocol"].get("name"):
@@ -78,9 +91,11 @@ def _check_longer(folder: Path, method: Method, config: RunConfig) -> None:
     """Refuse a run that cannot be made longer, and warn of what it did as a shorter one.
 
     Raises:
+        RunFolderError: a run in blocks on Ray.
         UsageError: releases that were planned for the rounds that the run has, newcomers, or a
             method whose beginning depends on the number of rounds.
     """
+    check_goes_on(folder)
     recorded = config["protocol"][method._length]
     was = f"{method._length} = {recorded}"
     if method.privacy.target_epsilon is not None:

@@ -1,5 +1,4 @@
-"""A run that this process begins: clients, server and key authority, who share nothing but a
-transport. The clients may be in other processes (`ray_blocks`)."""
+"""A run of this process: clients, server and key authority, who share nothing but a transport."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from securecluster.results.preparation import kept_numbers
 from securecluster.results.saving import SCHEMA
 from securecluster.runs.callbacks import Watcher
 from securecluster.runs.clients_half import ClientsHalf
-from securecluster.runs.ray_blocks import BlockedClients
+from securecluster.runs.longer import check_goes_on
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import SUM, config_hash
 from securecluster.runtime.run import CheckpointPart, Run, checkpoints
@@ -79,11 +78,7 @@ class SimulatedRun:
         public = Randomness(federation.seed)
         secrets = public if self._secret is None else run_secret.randomness(self._secret)
         self._config = method.config(federation, settings.dtype)
-        self.clients: ClientsHalf | BlockedClients
-        if settings.engine == "ray":
-            self.clients = BlockedClients(method, federation, settings, secrets)
-        else:
-            self.clients = ClientsHalf.of(method, federation, settings, secrets)
+        self.clients = ClientsHalf.of(method, federation, settings, secrets)
         method.sums.warn_of_losses(settings.dropout, len(federation.names))
         dropouts = random_dropouts(settings.dropout, public, federation.names)
         transport: Transport = self.clients.transport(dropouts)
@@ -106,23 +101,14 @@ class SimulatedRun:
         ledger.unit = self._config["dp_unit"]
 
     def _tapped(self) -> SumTap | None:
-        """Return what counts which coordinates of hidden sums clients move.
-
-        None where sums are plain, and where clients are in other processes.
-        """
-        half = None
-        if isinstance(self.clients, ClientsHalf):
-            half = self.clients.endpoint.halves.get(SUM)
+        """Return what counts which coordinates of hidden sums clients move; None of plain sums."""
+        half = self.clients.endpoint.halves.get(SUM)
         if half is None:
             return None
         tap = SumTap()
         half.tap = tap.add
         self.server.net.settle = tap.settle
         return tap
-
-    def close(self) -> None:
-        """End what the run has started."""
-        self.clients.close()
 
     def _authority_of(self, secrets: Randomness) -> Authority | None:
         """Return the key authority; None where nothing is encrypted.
@@ -180,7 +166,7 @@ class SimulatedRun:
         ledger = self.server.net.state.ledger
         target = target_of(self.method, self._config, ledger.samples, self._federation)
         target.learn(ledger.events)
-        self.clients.hold(lambda: self.server.net.state.ledger.events)
+        self.clients.hold(ledger.events)
         self.server.admit = target.admit
 
     def _origin(self) -> Origin:
@@ -192,6 +178,8 @@ class SimulatedRun:
                 f"{self._folder} holds a run of another configuration: resume with the same one, "
                 "or give another folder"
             )
+        assert self._folder is not None, "checkpoints are in a folder"
+        check_goes_on(self._folder)
         if not origin.named_draws and not called_by_position(self._federation.names):
             raise RunFolderError(
                 f"{self._folder} holds a run of an earlier version, whose clients drew batches by "

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.digests import reply_digests
-from securecluster.messaging.messages import Added, Call, Response, Rows
+from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.privacy.cohorts import Cohort
 from securecluster.runtime.port import Connected, KeyMessages, Keys, Port
 
@@ -159,16 +158,11 @@ class Plain(Connected):
         counts = [0] * groups
         ids: list[int] = []
         group_of = dict(zip(call.to, by, strict=True))
-        if not self._wide:
-            call = dataclasses.replace(call, adds=tuple(by))
         for response in exchange.stream(call):
             if response.reply is None:  # all clients of the part dropped out
                 continue
             reply_groups = [group_of[client] for client in response.ids]
-            if response.added is None:
-                chunk_sums = part_sums(response.reply, reply_groups, self._wide)
-            else:
-                chunk_sums = _rows_by_group(response.reply, response.added.groups)
+            chunk_sums = part_sums(response.reply, reply_groups, self._wide)
             sums = _add(sums, response.reply, chunk_sums, groups)
             ids += response.ids
             for group in reply_groups:
@@ -210,44 +204,6 @@ def part_sums(
             by_group[group] = members.sum(0, dtype=rows.dtype)
         sums[name] = by_group
     return sums
-
-
-def added(response: Response, groups: Sequence[int]) -> Response:
-    """Return a response whose rows are sums by group.
-
-    It is returned as it is where the server needs single rows: where a number is not finite, since
-    the error names the client, and where fields are no rows of real numbers.
-
-    Args:
-        response: single replies.
-        groups: group of each.
-    """
-    values = [value for value in vars(response.reply).values() if value is not None]
-    rows = [value.table for value in values if isinstance(value, Rows)]
-    only_rows = len(rows) == len(values)
-    if not only_rows or not all(table.is_floating_point() for table in rows):
-        return response
-    if not all(bool(torch.isfinite(table).all()) for table in rows):
-        return response
-    sums = {}
-    for name, by_group in part_sums(response.reply, groups).items():
-        sums[name] = Rows(torch.stack(list(by_group.values())))
-    digests = reply_digests(response.reply, len(response.ids))
-    group_numbers = tuple(sorted(set(groups)))
-    added_groups = Added(group_numbers, digests)
-    reply = dataclasses.replace(response.reply, **sums)
-    return dataclasses.replace(response, reply=reply, added=added_groups)
-
-
-def _rows_by_group(reply: Any, groups: Sequence[int]) -> dict[str, dict[int, torch.Tensor]]:
-    """Return rows that are sums already, by field and group.
-
-    Args:
-        reply: whose rows are sums.
-        groups: group of each row.
-    """
-    addends = _addends(reply, wide=False)
-    return {name: dict(zip(groups, rows, strict=True)) for name, rows in addends.items()}
 
 
 def _add(

@@ -687,12 +687,10 @@ class ServerChannel:
         reply = placed(response.reply, release.through, self._device)
         response = dataclasses.replace(response, reply=reply)
         if self._billing.at_once(release):
-            digests = None if response.added is None else response.added.digests
             request = self._asked(remote, call.verb, call.step)
-            self._billing.record(request, response.ids, reply, digests)
+            self._billing.record(request, response.ids, reply)
         # After the ledger: a reply that is not finite has left its client all the same.
-        if response.added is None:  # or else rows were finite before they were added
-            check_finite(call, response)
+        check_finite(call, response)
         return response
 
     def _checked_hidden(self, call: Call, response: Response) -> Response:

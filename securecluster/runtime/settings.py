@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 from securecluster.core.devices import DEVICES
-from securecluster.core.validation import IN_PYTHON
+from securecluster.core.validation import IN_PYTHON, Options
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import MODES
 
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 256  # also on machines with fewer cores
 DTYPES = ("float32", "float64")
-ENGINES = ("process", "ray")
-MOST_WORKERS = 1 << 16
+RAY_LEFT = (
+    "runs took about twice as long on two of Ray's workers as in one process, where clients train "
+    "in several --threads; sweep and compare carry out several runs at the same time (--jobs), and "
+    "nodes or Flower a run on many machines"
+)
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Options):
     """Device, precision, dropout and transcript of a run, which do not depend on its protocol."""
+
+    LEFT = MappingProxyType({"engine": RAY_LEFT, "workers": RAY_LEFT})
 
     # The strings below the fields are the help texts of the command line.
     device: str = "auto"
@@ -46,12 +51,6 @@ class Settings:
     """what is kept of the frames: none, sizes or full; on the command line also auto, full where
     the run sends less than 256 MB
     """
-    engine: str = "process"
-    """where clients train: process (this one) or ray, in blocks of clients on Ray's actors; extra
-    ray
-    """
-    workers: int = 0
-    """blocks of clients of the engine ray; 0 is one per GPU, or per CPU core, that Ray has"""
     keys_from_seed: bool = False
     """derive keys, masks and noise from the seed, so that runs repeat bit for bit on processors of
     one kind (with AVX-512 and without it noise differs); whoever knows or guesses the seed can
@@ -83,23 +82,12 @@ def check_settings(settings: Settings, federation: Federation) -> None:
     from securecluster.data.federation import fingerprint
 
     check_values(settings)
-    check_engine(settings)
     # Identical data usually mean that one shard was given to all clients by mistake.
     if len({fingerprint(shard) for shard in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: "
             "check how the clients were made"
         )
-
-
-def check_engine(settings: Settings) -> None:
-    """Raise UsageError for an engine that is not installed.
-
-    Args:
-        settings: how the run is to be carried out.
-    """
-    if settings.engine == "ray" and find_spec("ray") is None:
-        raise UsageError("the engine ray needs Ray: pip install ray")
 
 
 def check_values(settings: Settings) -> None:
@@ -111,9 +99,7 @@ def check_values(settings: Settings) -> None:
     _check_choice("device", settings.device, DEVICES)
     _check_choice("dtype", settings.dtype, DTYPES)
     _check_choice("transcript", settings.transcript, MODES)
-    _check_choice("engine", settings.engine, ENGINES)
     check_threads(settings.threads)
-    _check_workers(settings)
     _check_shares(settings)
     if not isinstance(settings.keys_from_seed, bool):
         raise UsageError(
@@ -126,18 +112,6 @@ def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
     if value not in options:
         listed = ", ".join(options)
         raise UsageError(f"unknown {name} {value!r}: choose one of {listed}")
-
-
-def _check_workers(settings: Settings) -> None:
-    """Raise UsageError for a number of blocks that no run has."""
-    workers = settings.workers
-    if not isinstance(workers, Integral) or not 0 <= workers <= MOST_WORKERS:
-        raise UsageError(
-            f"--workers is a whole number from 0 to {MOST_WORKERS}, not {workers!r}: 0 is one per "
-            "GPU, or per CPU core, that Ray has"
-        )
-    if workers and settings.engine != "ray":
-        raise UsageError("--workers are blocks of the engine ray: give it, or leave workers out")
 
 
 def _check_shares(settings: Settings) -> None:

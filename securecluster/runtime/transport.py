@@ -551,8 +551,6 @@ class Recorded(Transport):
             call: requests to clients.
             chunk: clients of a part; None takes as many as memory allows.
         """
-        if self._transcript.mode == "full":  # single replies are recorded
-            call = replace(call, adds=())
         for subcall, response in self._inner.stream(call, chunk):
             self._transcript.record(subcall, response)
             yield subcall, response

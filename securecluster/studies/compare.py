@@ -85,8 +85,6 @@ def start(argv: Sequence[str]) -> int:
     parallel = Parallel(options.study.jobs)
     parallel.check()
     if parallel.jobs != 1:
-        if options.settings.engine != "process":
-            raise UsageError("--engine ray runs one protocol after the other: leave --jobs out")
         settings = replace(options.settings, threads=options.settings.threads or 1)
         options = replace(options, settings=settings)
         parallel.preload()

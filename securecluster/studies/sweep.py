@@ -273,6 +273,7 @@ def _split(options: Row) -> tuple[Simulation, Settings, Row]:
         names = {option.name for option in fields(options_class)} & remaining.keys()
         option_groups.append({name: remaining.pop(name) for name in names})
     simulation, settings = option_groups
+    Settings.refuse_left(remaining)
     _check_simulation(simulation)
     return Simulation(**simulation), Settings(**settings), remaining
 
@@ -356,11 +357,6 @@ def _planned(
     Parallel(levels.jobs, levels.together).check()
     if settings.transcript == "full":
         raise UsageError("a sweep keeps no frames: leave transcript out, or run one of its runs")
-    if settings.engine != "process":
-        raise UsageError(
-            "a sweep runs whole runs side by side in processes of its own (--jobs): leave engine "
-            "out, or run one of its runs"
-        )
     # one thread, so that a run's sums do not depend on the machine's cores
     settings = replace(settings, transcript="none", threads=settings.threads or 1)
     scenarios = [protocol_class(variant.protocol).scenario for variant in variants]

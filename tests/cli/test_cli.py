@@ -119,6 +119,8 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
         (["run", "cfl", "--model", "mpl"], "did you mean 'mlp'"),
         (["run", "cfl", "--device", "gpu"], "unknown --device"),
         (["run", "cfl", "--transcript", "all"], "unknown --transcript"),
+        (["run", "cfl", "--engine", "ray"], "--engine has left securecluster: runs took about"),
+        (["run", "cfl", "--workers=2"], "train in several --threads; sweep and compare carry"),
         (["run", "cfl", "--dtype", "float16"], "--dtype is set in Python, by Settings(dtype=...)"),
         (["run", "cfl", "--clients", "1"], "at least two clients"),
         (["run", "cfl", "--clients", "0"], "at least two clients"),

@@ -283,7 +283,7 @@ def test_columns_that_cannot_be_chosen_are_refused(
             "take noise 0, with noise everything leaves",
             "take --noise 0, with noise everything leaves",
         ),
-        ("leave engine out; leave the noise out", "leave --engine out; leave the noise out"),
+        ("leave mask out; leave the noise out", "leave --mask out; leave the noise out"),
         ("unknown mask 'x': choose a mask", "unknown --mask 'x': choose a mask"),
         (
             "say which (--client-column, --label-column)",

@@ -2,7 +2,8 @@
 
 `folders/run-folder-N.zip` is a run folder as a version of schema N wrote it, of FL+HC on digits
 with four clients, a mask and keys from the seed. Whoever raises a schema leaves the folder of the
-one before where it is, and adds one.
+one before where it is, and adds one. `run-folder-3-ray.zip` is the same run with its clients in two
+blocks on Ray, which has left since.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securecluster import load
+from securecluster import Federation, Settings, load
 from securecluster.cli.main import main
 from securecluster.core import manifest
 from securecluster.errors import RunFolderError
@@ -24,16 +25,31 @@ from securecluster.reports.finished_run import open_run
 from securecluster.results import saving as serialization
 
 FOLDERS = Path(__file__).parent / "folders"
+ON_RAY = "3-ray"
+FLHC_AGAIN = [
+    "run", "flhc", "--clients", "4", "--samples", "20", "--pre-rounds", "1", "--epochs", "1",
+    "--batch-size", "20", "--model", "linear", "--mask", "permutation", "--keys-from-seed",
+]  # fmt: skip
 
 
-@pytest.fixture(params=run_folder.READ)
+def unpacked(name: object, where: Path) -> Path:
+    with zipfile.ZipFile(FOLDERS / f"run-folder-{name}.zip") as archive:
+        archive.extractall(where)
+    config = json.loads((where / "config.json").read_text())
+    assert str(name).startswith(str(config["schema"]))
+    return where
+
+
+@pytest.fixture(params=[*run_folder.READ, ON_RAY])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The run folder of a schema."""
-    with zipfile.ZipFile(FOLDERS / f"run-folder-{request.param}.zip") as archive:
-        archive.extractall(tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["schema"] == request.param
-    return tmp_path / "run"
+    return unpacked(request.param, tmp_path / "run")
+
+
+@pytest.fixture
+def on_ray(tmp_path: Path) -> Path:
+    """The folder of a run on Ray."""
+    return unpacked(ON_RAY, tmp_path / "run")
 
 
 def test_a_version_writes_the_newest_schema_that_it_reads_and_reads_at_most_one_more() -> None:
@@ -115,3 +131,37 @@ def test_an_option_that_came_later_has_its_default_and_one_that_went_is_named(
     changes["bandwidth"] = 2.0
     with pytest.raises(RunFolderError, match="was saved with bandwidth, which FLHC does not have"):
         FLHC.load(folder)
+
+
+def test_settings_of_a_run_on_ray_are_those_of_one_process(on_ray: Path) -> None:
+    written = json.loads((on_ray / "config.json").read_text())["settings"]
+    assert (written.pop("engine"), written.pop("workers")) == ("ray", 2)
+    expected = Settings(**written)
+    assert Settings(**open_run(on_ray).config["settings"]) == expected
+    fitted = load(on_ray)
+    assert fitted.kept_.learned.settings == expected
+    # the results are those of the run in one process, which has the other folder
+    federation = Federation.simulate("digits", clients=4, samples=20, seed=0)
+    one = FLHC(**fitted.get_params()).fit(federation, expected)
+    np.testing.assert_allclose(one.client_models_.values, fitted.client_models_.values, atol=1e-5)
+    assert one.bytes_ == fitted.bytes_
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_run_on_ray_is_not_gone_on_with(
+    stopped: bool, on_ray: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["resume", str(on_ray)]
+    if stopped:  # as a kill before the end leaves it
+        for name in ("result.json", "manifest.json"):
+            (on_ray / name).unlink()
+        (on_ray / "last-round").rename(on_ray / "checkpoint-000009")
+    else:
+        command = [*FLHC_AGAIN, "--rounds", "3", "--out", str(on_ray)]
+    before = {path: path.read_bytes() for path in on_ray.rglob("*.safetensors")}
+    assert main([*command, "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "holds a run in blocks on Ray, which has left securecluster" in error
+    assert error.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in on_ray.rglob("*.safetensors")}
+    assert (on_ray / "result.json").exists() != stopped

@@ -542,6 +542,9 @@ def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], small: Fede
     for settings in ({"dropout": "x"}, {"threads": "x"}, {"threads": 0.5}, {"target": "x"}):
         with pytest.raises(UsageError, match=r"threads is a whole number|dropout lies in \[0, 1\)"):
             FedAvg(rounds=1).fit(small, Settings(**settings))  # type: ignore[arg-type]
+    for left in ({"engine": "ray"}, {"workers": 2}):
+        with pytest.raises(UsageError, match=r"left securecluster: .* train in several threads"):
+            Settings(**left)  # type: ignore[arg-type]
     for odd in ({"metric": None}, {"linkage": 1}):
         with pytest.raises(UsageError, match="unknown"):
             FLHC(**odd).fit(small)  # type: ignore[arg-type]

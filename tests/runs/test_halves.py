@@ -28,8 +28,7 @@ from securecluster.parties.server_half import ServerHalf
 from securecluster.protocols import ClusteringProtocol, OneShot, Settings
 from securecluster.protocols.common.messages import Update
 from securecluster.results.fitted_state import UNTUNED
-from securecluster.runs.block import shared_rows
-from securecluster.runs.clients_half import ClientsHalf
+from securecluster.runs.clients_half import ClientsHalf, shared_rows
 from securecluster.runtime import transport as transports
 from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
 

@@ -15,10 +15,8 @@ from securecluster.core.devices import cpu_threads
 from securecluster.errors import FrameError
 from securecluster.messaging import chunks
 from securecluster.messaging.chunks import in_chunks
-from securecluster.messaging.digests import reply_digests
 from securecluster.messaging.messages import Call, Empty, Response, Rows
-from securecluster.messaging.transcript import entry_of
-from securecluster.runtime.aggregators import Plain, added
+from securecluster.runtime.aggregators import Plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,54 +124,6 @@ def test_clients_after_a_lost_one_stay_in_their_groups(chunk: int | None) -> Non
     assert (total.ids, total.counts) == ((0, 2, 3, 4, 5), (3, 2))
     assert total.rows.delta.table.tolist() == [[16.0, 19.0], [12.0, 14.0]]
     assert total.rows.size.table.tolist() == [1 + 4 + 6, 3 + 5]
-
-
-def added_in(chunk: int, values: torch.Tensor, lost: set[int]) -> InParts:
-    """Clients in one process, which send the sums of each part."""
-
-    def exchange(some: Call) -> Response:
-        rows = clients(values, lost)(some)
-        if rows.reply is None:
-            return rows
-        only = Response(rows.ids, Reply(rows.reply.delta, None))
-        group_of = dict(zip(some.to, some.adds, strict=True))
-        return added(only, [group_of[client] for client in only.ids])
-
-    return InParts(exchange, chunk)
-
-
-@given(st.data())
-def test_sums_that_arrive_added_are_those_of_single_replies(data: st.DataObject) -> None:
-    m, groups = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
-    by = [data.draw(st.integers(0, groups - 1)) for _ in range(m)]
-    lost = data.draw(st.sets(st.integers(0, m - 1)))
-    chunk = data.draw(st.integers(1, 13))
-    values = torch.from_numpy(np.random.default_rng(m).normal(size=(m, 3)).astype(np.float32))
-    asked = call(tuple(range(m)))
-    sums = Plain().run(added_in(chunk, values, lost), asked, by, groups)
-    single = Plain().run(clients(values, lost, chunk=chunk), asked, by, groups)
-    assert (sums.ids, sums.counts) == (single.ids, single.counts)
-    if single.rows is not None:
-        assert torch.equal(sums.rows.delta.table, single.rows.delta.table)
-
-
-def test_replies_stay_single_where_a_sum_would_hide_what_the_server_checks() -> None:
-    infinite = Reply(Rows(torch.tensor([[1.0], [float("nan")]])), None)
-    counts = Reply(Rows(torch.ones(2, 1)), Rows(torch.ones(2, dtype=torch.int64)))
-    for reply in (infinite, counts):
-        response = Response((0, 1), reply)
-        assert added(response, [0, 0]) is response
-
-
-def test_of_added_replies_sizes_and_digests_stay_known() -> None:
-    response = Response((4, 7, 9), Reply(Rows(torch.arange(6.0).view(3, 2)), None))
-    sums = added(response, [1, 0, 1])
-    assert sums.reply.delta.table.tolist() == [[2.0, 3.0], [4.0, 6.0]]
-    assert sums.added is not None
-    assert sums.added.groups == (0, 1)
-    assert sums.added.digests == reply_digests(response.reply, 3)
-    asked = call((4, 7, 8, 9))
-    assert entry_of(asked, sums) == entry_of(asked, response)
 
 
 def test_adding_up_does_not_change_what_clients_sent() -> None:

@@ -21,12 +21,7 @@ from securecluster.statements.cluster_differences import alike, clients_differ
 from securecluster.training.local_trainer import LocalTrainer
 
 NAN = float("nan")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning"),
-    # Ray leaves sockets and processes to their end
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
 
 
 def digits(scenario: Any, clients: int, samples: int) -> Federation:
@@ -158,16 +153,6 @@ def test_terminal_and_result_say_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr()
     shown = " ".join((printed.out + printed.err).split())
     assert " ".join(said.split()) in shown or "no split was found" in shown
-
-
-def test_blocks_on_rays_actors_say_the_same() -> None:
-    pytest.importorskip("ray")
-    federation = digits(LabelPermutation(4), 8, 60)
-    made: dict[str, Any] = {"rounds": 30, "min_size": 9, "model": "linear"}
-    one = CFL(**made).fit(federation)
-    blocks = CFL(**made).fit(federation, Settings(engine="ray", workers=2))
-    assert one.warning_ is not None and "they differ" in one.warning_
-    assert blocks.warning_ == one.warning_
 
 
 def private(method: Any, federation: Federation, **options: Any) -> str | None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -881,6 +882,19 @@ def test_a_damaged_sweep_is_refused_in_one_sentence(
     assert said.count("\n") == 1 and sentence in said
 
 
+def test_a_sweep_with_settings_that_have_left_goes_on(
+    whole: Path, tmp_path: Path, no_drawings: None
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    config["sweep"]["settings"] |= {"engine": "process", "workers": 0}
+    _sealed(out, config)
+    lines = (out / "runs.jsonl").read_text().splitlines(keepends=True)
+    (out / "runs.jsonl").write_text("".join(lines[:-1]))
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert _timeless(out / "runs.csv") == _timeless(whole / "runs.csv")
+
+
 def _sealed(folder: Path, config: dict[str, Any]) -> None:
     """Write a config.json whose digest the marker has."""
     from securecluster.core import manifest
@@ -1005,6 +1019,7 @@ def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) ->
         ({"data": 3}, "data is the name of a data set"),
         ({"protocols": [3]}, "3 is no protocol"),
         ({"protocols": [FedAvg]}, "is no protocol"),
+        ({"engine": "ray"}, "engine has left securecluster: "),
     ],
 )
 def test_mistakes_in_python_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
