@@ -1,7 +1,6 @@
 """Pads of pairs of clients: X25519 keys once a run, and a stream for each call and field.
 
-Two clients agree on a pair key (X25519, RFC 7748; HKDF-SHA256, RFC 5869), bound to the run and to
-both ends. Each call takes a key of its own from it, so a revealed call key tells nothing of other
+Two clients agree on a pair key (X25519, RFC 7748; NIST SP 800-56C), bound to the run and to both ends. Each call takes a key of its own from it, so a revealed call key tells nothing of other
 calls (as in Flamingo, Ma et al. 2023), and each field's pad is the AES-256-CTR stream (NIST SP
 800-38A) of a key that follows from the call's. What follows from keys is SHAKE256 (FIPS 202) of the
 key and of what it is for: a keyed sponge is a pseudorandom function, and takes a fifth of the time
@@ -17,6 +16,7 @@ import hashlib
 import hmac
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 KEY = 32
 # bytes of a pad that are made at once: they stay in a core's cache
 BLOCK_BYTES = 1 << 16
+# bytes of short pads that are gathered at once
+GATHERED_BYTES = 1 << 22
 ZEROS = memoryview(bytes(BLOCK_BYTES))
 # encodings of public names and numbers that are kept in memory
 KEPT = 64
@@ -45,8 +47,20 @@ SHORT = 1 << 10
 # prime of Curve25519
 FIELD_PRIME = (1 << 255) - 19
 
-# which pads are added to a row, and their signs
-Places = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+@dataclass(frozen=True)
+class Places:
+    """Which pads are added to some rows of a table, of as many pads each.
+
+    Args:
+        rows: numbers of the rows (r,).
+        pads: which pads are added to each row (r, p).
+        signs: their signs, 1 or -1 (r, p).
+    """
+
+    rows: Sequence[int]
+    pads: NDArray[np.int64]
+    signs: NDArray[np.int64]
 
 
 def transcript(label: str, *pieces: bytes | str | int) -> bytes:
@@ -157,7 +171,7 @@ class KeyPair:
         secret = self.exchange(peer_public)
         lower, upper = sorted([(own, self.public), (peer, peer_public)])
         about = _of_pairs(run, purpose) + _end(*lower) + _end(*upper)
-        return _extract_and_expand(secret, about)
+        return _extracted(secret, about)
 
 
 @lru_cache(KEPT)
@@ -293,17 +307,14 @@ def expand(key: bytes, info: bytes) -> bytes:
     return hmac.digest(key, info + b"\x01", "sha256")
 
 
-def _extract_and_expand(secret: bytes, info: bytes) -> bytes:
-    """Return HKDF with SHA-256 and no salt, 32 bytes (RFC 5869).
+def _extracted(secret: bytes, about: bytes) -> bytes:
+    """Return a key from a shared secret, 32 bytes: one step with SHA-256 (NIST SP 800-56C, 4.1).
 
     Args:
         secret: shared secret, not uniform.
-        info: what the key is for.
+        about: what the key is for.
     """
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(SHA256(), KEY, salt=None, info=info).derive(secret)
+    return hashlib.sha256(b"\0\0\0\1" + secret + about).digest()
 
 
 def pad_sign(client: int, peer: int) -> int:
@@ -331,8 +342,8 @@ def add_pads(buffer: torch.Tensor, pads: Sequence[tuple[bytes, int]], field: str
         UsageError: another buffer or sign.
     """
     keys = [key for key, _ in pads]
-    signs = np.array([sign for _, sign in pads], dtype=np.int64)
-    add_shared_pads(buffer[None], keys, [(np.arange(len(keys)), signs)], field)
+    signs = np.array([[sign for _, sign in pads]], dtype=np.int64)
+    add_shared_pads(buffer[None], keys, [Places([0], np.arange(len(keys))[None], signs)], field)
 
 
 def add_shared_pads(
@@ -346,45 +357,66 @@ def add_shared_pads(
     Args:
         table: contiguous int32 or int64 tensor (k, …) on the CPU.
         keys: keys of the pads, 32 bytes each.
-        places: of each row (k,), which pads are added to it, and their signs, 1 or -1.
+        places: which pads are added to which rows.
         field: name of the field; each field's pads are independent.
 
     Raises:
         UsageError: another table or sign.
     """
     rows = _words(table)
-    for _, signs in places:
-        if not (np.abs(signs) == 1).all():
-            raise UsageError("the sign of a pad is 1 or -1")
-    # Pads are bytes: the words of all machines are in one order.
-    words = rows.dtype.newbyteorder("<")
+    if not all((np.abs(own.signs) == 1).all() for own in places):
+        raise UsageError("the sign of a pad is 1 or -1")
+    if rows.shape[1] * rows.itemsize <= SHORT:
+        _add_short_pads(rows, keys, places, field)
+    else:
+        _add_streams(rows, keys, places, field)
+
+
+def _add_short_pads(
+    rows: NDArray[Any], keys: Sequence[bytes], places: Sequence[Places], field: str
+) -> None:
+    """Add pads that are derived whole, as `add_shared_pads` does."""
+    about = _of_field("securecluster short pad v2", field)
     size = rows.shape[1] * rows.itemsize
-    if size <= SHORT:
-        about = _of_field("securecluster short pad v2", field)
-        made = b"".join([derived(key, about, size) for key in keys])
-        pads = np.frombuffer(made, dtype=words).reshape(len(keys), rows.shape[1])
-        for row, (chosen, signs) in zip(rows, places, strict=True):
-            row += signs.astype(rows.dtype) @ pads[chosen]
-        return
+    # `derived` in line: there is one for each pair of clients
+    shake = hashlib.shake_256
+    made = b"".join([shake(key + about).digest(size) for key in keys])
+    # Pads are bytes: the words of all machines are in one order.
+    words = np.frombuffer(made, dtype=rows.dtype.newbyteorder("<"))
+    pads = words.reshape(len(keys), rows.shape[1])
+    for own in places:
+        signs = own.signs.astype(rows.dtype)
+        # rows whose pads are in memory at once
+        step = max(1, GATHERED_BYTES // max(1, own.pads.shape[1] * size))
+        for start in range(0, len(own.rows), step):
+            part = slice(start, start + step)
+            rows[own.rows[part]] += np.einsum("kp,kpn->kn", signs[part], pads[own.pads[part]])
+
+
+def _add_streams(
+    rows: NDArray[Any], keys: Sequence[bytes], places: Sequence[Places], field: str
+) -> None:
+    """Add pads that are streams of a cipher, as `add_shared_pads` does."""
     about = _of_field("securecluster pad stream v2", field)
     # typed as Any: numpy's ufuncs have no common type
     operations: list[list[tuple[int, Any]]] = [[] for _ in keys]
-    for k, (chosen, signs) in enumerate(places):
-        for pad, sign in zip(chosen.tolist(), signs.tolist(), strict=True):
-            operations[pad].append((k, np.add if sign == 1 else np.subtract))
+    for own in places:
+        for row, chosen, signs in zip(own.rows, own.pads.tolist(), own.signs.tolist(), strict=True):
+            for pad, sign in zip(chosen, signs, strict=True):
+                operations[pad].append((row, np.add if sign == 1 else np.subtract))
     streams = [_stream(derived(key, about)) for key in keys]
     block_words = BLOCK_BYTES // rows.itemsize
-    scratch = np.empty(block_words, dtype=words)
+    scratch = np.empty(block_words, dtype=rows.dtype.newbyteorder("<"))
     scratch_bytes = scratch.data.cast("B")
     for start in range(0, rows.shape[1], block_words):
         blocks = list(rows[:, start : start + block_words])
-        pad = scratch[: len(blocks[0])]
-        zeros = ZEROS[: pad.nbytes]
+        block = scratch[: len(blocks[0])]
+        zeros = ZEROS[: block.nbytes]
         for stream, added in zip(streams, operations, strict=True):
             # Encrypted zeros are the stream itself.
             stream.update_into(zeros, scratch_bytes)
             for row, operation in added:
-                operation(blocks[row], pad, blocks[row])
+                operation(blocks[row], block, blocks[row])
 
 
 def _words(table: torch.Tensor) -> NDArray[Any]:

@@ -29,6 +29,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, StaleError, UsageError
@@ -36,15 +37,17 @@ from securecluster.messaging.messages import Call, FrameRows, Picks, Rows, parse
 from securecluster.messaging.octets import as_table
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.keyed_digest import keyed_digest
-from securecluster.privacy.masking.pads import KEY, encoded, expand, purpose_hash, transcript
+from securecluster.privacy.masking.pads import KEY, derived, encoded, purpose_hash
 from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.secure_sums.double_mask import (
     TAG,
     ClientMasks,
     SumContext,
     UnmaskingGuard,
+    covered_shares,
     deal,
     mask_tables,
+    opened_shares,
     origin_tag,
 )
 from securecluster.protections.secure_sums.graph import Graph, Plan, build_graph
@@ -78,6 +81,7 @@ T = TypeVar("T")
 
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
+ROW_DIGESTS = purpose_hash("securecluster row digests v2")  # what their keys are for
 # graphs that are kept, such as those of the clusters of a round
 KEPT_GRAPHS = 16
 # pairs whose secrets for a call stay in memory, from its rows to its shares: about 50 MB
@@ -229,25 +233,24 @@ class SecureSumService(ClientHalf):
                     if self.tap is not None:
                         largest = self._largest(name, width, groups)
                         self.tap(call, name, tables[name].numpy(), largest)
-        commitments = []
         all_masks = []
         tags = []
+        arrays = [table.numpy() for table in tables.values()]
         for k, (client, context, pairs) in enumerate(self._contexts(call, call.method)):
-            rows = [table[k] for table in tables.values()]
             origin = call.origins[k]
+            rows = [array[k] for array in arrays]
             self._take_part(client, context, pairs.graph, rows, minimum, origin)
             attempt = self._attempt(context, pairs, origin)
-            masks = attempt.masks_of(client, self._mask_secret(client))
+            all_masks.append(attempt.masks_of(client, self._mask_secret(client)))
             tags.append(attempt.tag)
-            all_masks.append(masks)
-            commitments.append(masks.commitment())
-        mask_tables(all_masks, tables)
         deal(all_masks)
+        mask_tables(all_masks, tables)
+        commitments = [masks.commitment() for masks in all_masks]
         fields = {name: Rows(tables[name]) if name in tables else None for name in bits}
         return masked(
             **fields,
             commitment=Rows(as_table(commitments, KEY)),
-            boxes=_picks([masks.boxes() for masks in all_masks], BOX),
+            boxes=_picks(covered_shares(all_masks), BOX),
             origin=Rows(as_table(tags, TAG)),
         )
 
@@ -299,7 +302,7 @@ class SecureSumService(ClientHalf):
         client: int,
         context: SumContext,
         graph: Graph,
-        rows: Sequence[torch.Tensor],
+        rows: Sequence[NDArray[Any]],
         minimum: int,
         origin: bytes,
     ) -> None:
@@ -310,11 +313,11 @@ class SecureSumService(ClientHalf):
                 f"client {client} refuses the secure sum of call {context.call}: it has long "
                 "answered later ones"
             )
-        key = expand(self._mask_secret(client), transcript("securecluster row digests v1"))
+        key = derived(self._mask_secret(client), ROW_DIGESTS)
         digest = hashlib.blake2b(digest_size=32)
         for number, row in enumerate(rows):
             about = context.hash + encoded(number)
-            digest.update(keyed_digest(key, about, row.numpy()))
+            digest.update(keyed_digest(key, about, row))
         guard = self._guard(client, len(context.members))
         guard.take_part(context, graph, digest.digest(), minimum, origin)
         record.forget()
@@ -338,7 +341,8 @@ class SecureSumService(ClientHalf):
     def _reveal_shares(self, call: Call) -> SeedShares:
         """Return what opens the clients' shares of the survivors' seeds, as the guards allow."""
         query: LostMembers = call.query
-        revealed = []
+        all_masks = []
+        allowed = []
         # of lists that clients of one sum share, by its members and rows of the message
         survivors_of: dict[tuple[tuple[int, ...], FrameRows], tuple[int, ...]] = {}
         for k, (client, context, pairs) in enumerate(self._contexts(call, query.purpose)):
@@ -352,11 +356,11 @@ class SecureSumService(ClientHalf):
                 survivors_of[about] = survivors
             survivors = survivors_of[about]
             guard = self._guard(client, len(context.members))
-            owners = guard.reveal_shares(context, survivors)
+            allowed.append(guard.reveal_shares(context, survivors))
             attempt = self._attempt(context, pairs, guard.origin(context))
-            masks = attempt.masks_of(client, self._mask_secret(client))
-            revealed.append(masks.shares(owners))
-        return SeedShares(_picks(revealed, VALUE))
+            all_masks.append(attempt.masks_of(client, self._mask_secret(client)))
+        deal(all_masks)
+        return SeedShares(_picks(opened_shares(all_masks, allowed), VALUE))
 
     def _contexts(self, call: Call, purpose: str) -> Iterator[tuple[int, SumContext, Pairs]]:
         """Yield each client of a call, the attempt that it belongs to, and the members' pairs."""
@@ -382,7 +386,7 @@ class SecureSumService(ClientHalf):
             purpose=purpose,
             call=call.step,
             attempt=call.attempt,
-            members=members,
+            members=graph.members,
             threshold=graph.threshold,
             values=same_rows(purpose, self._fixed),
         )

@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import combinations, islice
@@ -186,7 +186,9 @@ class ClientMasks:
         self._secrets = secrets
         # Keys of clients that are no neighbours stay out of reach of a request to reveal them.
         self._pairs, self._signs = secrets.pairs.of(client)
-        self._dealt: shamir.Numbers | None = None
+        # place among the holders of its seed, from 0
+        self._rank = bisect_left(self.neighbours, client)
+        self._dealt: _Dealt | None = None
 
     def __repr__(self) -> str:
         return f"ClientMasks(client={self.client}, keys hidden)"
@@ -206,9 +208,17 @@ class ClientMasks:
 
     def boxes(self) -> Octets:
         """Return the covered share of the seed for each neighbour (k, 32), in ascending order."""
-        # The own share needs no cover: it never leaves before the client may reveal it.
-        dealt = np.delete(self._shares(), self._rank, axis=0)
-        return dealt ^ self._secrets.covers(self.client, dealt=True)
+        (boxes,) = covered_shares([self])
+        return boxes
+
+    def shares(self, owners: Sequence[int]) -> Octets:
+        """Return what opens the client's shares of survivors' seeds, as `opened_shares` does.
+
+        Args:
+            owners: ascending, as `UnmaskingGuard.reveal_shares` allows them.
+        """
+        (opened,) = opened_shares([self], [owners])
+        return opened
 
     def pad_keys(self, lost: Sequence[int]) -> dict[int, bytes]:
         """Return the call's pair keys with lost neighbours, by their ids.
@@ -220,62 +230,104 @@ class ClientMasks:
         keys = self._secrets.pad_keys(self._pairs[positions])
         return dict(zip(lost, keys, strict=True))
 
-    def shares(self, owners: Sequence[int]) -> Octets:
-        """Return what opens the client's shares of survivors' seeds, (o, 32).
-
-        It is the cover of each neighbour's share, and the client's share of its own seed, which it
-        holds, too, so that fewer others are needed.
-
-        Args:
-            owners: neighbours and the client itself, ascending, as `UnmaskingGuard.reveal_shares`
-                allows them.
-        """
-        covers = self._secrets.covers(self.client, dealt=False)
-        of_all = np.insert(covers, self._rank, self._shares()[self._rank], axis=0)
-        if len(owners) == len(of_all):
-            return of_all
-        return of_all[np.isin(self._graph.holders(self.client), owners)]
-
-    @cached_property
-    def _rank(self) -> int:
-        """Return the client's place among the holders of its seed, from 0."""
-        return bisect_left(self.neighbours, self.client)
-
-    @cached_property
-    def polynomial(self) -> shamir.Numbers:
-        """Return the polynomials that the shares of the client's own seed lie on, secret."""
-        # Derived coefficients: a client that is asked again deals the same shares, and not a second
-        # set, which together with the first would need fewer holders.
-        about = _about("securecluster share polynomial v2", self._context.hash)
-        return shamir.polynomial(self._context.threshold, partial(derived, self.secret, about))
-
-    @cached_property
+    @property
     def _seed(self) -> bytes:
         """Return the seed of the self mask."""
-        return seed_of(self.polynomial[0], self._context)
+        return self._dealing.seed
 
-    def _shares(self) -> Octets:
-        """Return the shares of the client's own seed by holder, (holders, 32)."""
+    @property
+    def _dealing(self) -> _Dealt:
+        """Return the seed and its shares."""
         if self._dealt is None:
             deal([self])
         assert self._dealt is not None
-        return self._dealt.astype("<u2").view(np.uint8)
+        return self._dealt
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """A client's seed, and its shares by holder (holders, 32)."""
+
+    seed: bytes = field(repr=False)
+    shares: Octets = field(repr=False)
 
 
 def deal(clients: Sequence[ClientMasks]) -> None:
-    """Compute the shares of clients' seeds, of those of one threshold at once.
+    """Draw the seeds of clients and their shares, of those of one attempt at once.
+
+    The coefficients follow from a client's secret: one that is asked again deals the same shares,
+    and not a second set, which together with the first would need fewer holders.
+
+    Args:
+        clients: their masks; those that have dealt theirs are left as they are.
+    """
+    for group in _by_attempt([masks for masks in clients if masks._dealt is None]):
+        context = group[0]._context
+        about = _about("securecluster share polynomial v2", context.hash)
+        sources = [partial(derived, masks.secret, about) for masks in group]
+        coefficients = shamir.polynomials(context.threshold, sources)
+        shares = shamir.share(coefficients, len(group[0].neighbours) + 1)
+        octets = shares.astype("<u2", copy=False).view(np.uint8)
+        for masks, own, secret in zip(group, octets, coefficients[:, 0], strict=True):
+            masks._dealt = _Dealt(seed_of(secret, context), own)
+
+
+def covered_shares(clients: Sequence[ClientMasks]) -> list[Octets]:
+    """Return what each client sends its neighbours by way of the server, (k, 32) in their order.
 
     Args:
         clients: their masks.
     """
-    alike: dict[tuple[int, int], list[ClientMasks]] = {}
+    boxes: dict[int, Octets] = {}
+    for group in _by_attempt(clients):
+        pairs = np.stack([masks._pairs for masks in group])
+        signs = np.stack([masks._signs for masks in group])
+        shares = np.stack([masks._dealing.shares for masks in group])
+        # The own share needs no cover: it never leaves before the client may reveal it.
+        others = np.ones(shares.shape[:2], dtype=bool)
+        others[np.arange(len(group)), [masks._rank for masks in group]] = False
+        covered = group[0]._secrets.covers(pairs, signs > 0)
+        covered ^= shares[others].reshape(covered.shape)
+        for masks, rows in zip(group, covered, strict=True):
+            boxes[id(masks)] = rows
+    return [boxes[id(masks)] for masks in clients]
+
+
+def opened_shares(clients: Sequence[ClientMasks], owners: Sequence[Sequence[int]]) -> list[Octets]:
+    """Return what opens each client's shares of survivors' seeds, (o, 32).
+
+    It is the cover of each neighbour's share, and the client's share of its own seed, which it
+    holds, too, so that fewer others are needed.
+
+    Args:
+        clients: their masks.
+        owners: neighbours of each client and the client itself, ascending, as
+            `UnmaskingGuard.reveal_shares` allows them.
+    """
+    allowed = {id(masks): chosen for masks, chosen in zip(clients, owners, strict=True)}
+    opened: dict[int, Octets] = {}
+    for group in _by_attempt(clients):
+        pairs = np.stack([masks._pairs for masks in group])
+        # The neighbour dealt the share, which is the lower id where the client subtracts the pad.
+        signs = np.stack([masks._signs for masks in group])
+        covers = group[0]._secrets.covers(pairs, signs < 0)
+        for masks, rows in zip(group, covers, strict=True):
+            rank = masks._rank
+            own = masks._dealing.shares[rank : rank + 1]
+            of_all = np.concatenate([rows[:rank], own, rows[rank:]])
+            chosen = allowed[id(masks)]
+            if len(chosen) < len(of_all):
+                of_all = of_all[np.isin(masks._graph.holders(masks.client), chosen)]
+            opened[id(masks)] = of_all
+    return [opened[id(masks)] for masks in clients]
+
+
+def _by_attempt(clients: Sequence[ClientMasks]) -> Iterable[list[ClientMasks]]:
+    """Return clients' masks by the attempt and origin that they are for."""
+    groups: dict[int, list[ClientMasks]] = {}
     for masks in clients:
-        size = (len(masks.polynomial), len(masks.neighbours) + 1)
-        alike.setdefault(size, []).append(masks)
-    for (_, holders), group in alike.items():
-        shares = shamir.share([masks.polynomial for masks in group], holders)
-        for masks, own in zip(group, shares, strict=True):
-            masks._dealt = own
+        groups.setdefault(id(masks._secrets), []).append(masks)
+    return groups.values()
 
 
 def mask_tables(clients: Sequence[ClientMasks], tables: Mapping[str, torch.Tensor]) -> None:
@@ -288,21 +340,24 @@ def mask_tables(clients: Sequence[ClientMasks], tables: Mapping[str, torch.Tenso
         tables: contiguous int32 or int64 rows (k, …) on the CPU, by field; each field of a reply
             has masks of its own.
     """
-    by_secrets: dict[int, list[int]] = {}
-    for row, masks in enumerate(clients):
-        by_secrets.setdefault(id(masks._secrets), []).append(row)
     # The self mask keeps the row hidden if the server learns all of its pads: a row may come late.
     keys = [masks._seed for masks in clients]
-    places: list[pads.Places] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(clients)
-    for rows in by_secrets.values():
-        secrets = clients[rows[0]]._secrets
-        used = np.unique(np.concatenate([clients[row]._pairs for row in rows]))
-        place = np.zeros(len(secrets.pairs.keys), dtype=np.int64)
+    row_of = {id(masks): row for row, masks in enumerate(clients)}
+    places = []
+    for group in _by_attempt(clients):
+        secrets = group[0]._secrets
+        pairs = np.stack([masks._pairs for masks in group])
+        is_used = np.zeros(len(secrets.pairs.keys), dtype=bool)
+        is_used[pairs] = True
+        used = np.flatnonzero(is_used)
+        place = np.zeros(len(is_used), dtype=np.int64)
         place[used] = np.arange(len(keys), len(keys) + len(used))
         keys += secrets.pad_keys(used)
-        for row in rows:
-            masks = clients[row]
-            places[row] = (np.append(place[masks._pairs], row), np.append(masks._signs, 1))
+        rows = [row_of[id(masks)] for masks in group]
+        chosen = np.column_stack([rows, place[pairs]])
+        signs = np.stack([masks._signs for masks in group])
+        signs = np.column_stack([np.ones_like(rows), signs])
+        places.append(pads.Places(rows, chosen, signs))
     for name, table in tables.items():
         pads.add_shared_pads(table, keys, places, name)
 
@@ -550,7 +605,7 @@ class Unmasking:
         doubtful = []
         for rows in alike.values():
             ranks = first[rows[0]]
-            secrets = shamir.recover(tuple((ranks + 1).tolist()), shares[rows][:, ranks])
+            secrets = shamir.recover(tuple((ranks + 1).tolist()), shares[np.ix_(rows, ranks)])
             for k, secret in zip(rows, secrets, strict=True):
                 owner = self._survivors[k]
                 seed = self._checked(owner, secret)
@@ -574,21 +629,18 @@ class Unmasking:
         """Return the survivors' shares (s, holders, 16), and which of them were revealed."""
         members = np.array(self._graph.members)
         table, mirror = self._graph.holder_table
-        count, holders = table.shape
+        count = len(members)
         alive = np.isin(members, self._survivors)
-        is_own = table == np.arange(count)[:, None]
-        place = {client: k for k, client in enumerate(self._graph.members)}
-        revealed = np.zeros((count, holders, shamir.VALUE), dtype=np.uint8)
-        replied = np.zeros(count, dtype=bool)
-        for holder, rows in self._revealed.items():
-            k = place[holder]
-            revealed[k, alive[table[k]]] = rows
-            replied[k] = True
+        replied = np.isin(members, list(self._revealed))
+        # rows of all clients, in the order of members and of their holders
+        revealed = np.zeros((*table.shape, shamir.VALUE), dtype=np.uint8)
+        if self._revealed:
+            rows = [rows for _, rows in sorted(self._revealed.items())]
+            revealed[replied[:, None] & alive[table]] = np.concatenate(rows)
         # what an owner's holders revealed, in the order of the holders
         opened = revealed.reshape(-1, shamir.VALUE)[mirror].reshape(revealed.shape)
-        for owner in self._survivors:
-            k = place[owner]
-            opened[k, ~is_own[k]] ^= self._boxes[owner]
+        covered = alive[:, None] & (table != np.arange(count)[:, None])
+        opened[covered] ^= np.concatenate([self._boxes[owner] for owner in self._survivors])
         numbers = opened.view("<u2").astype(np.uint16, copy=False)
         return numbers[alive], replied[table][alive]
 

@@ -11,18 +11,19 @@ nothing of the other two, and nothing that was revealed in one sum tells of anot
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.privacy.masking.pads import KEY, derived, purpose_hash
+from securecluster.privacy.masking.pads import KEY, purpose_hash
 from securecluster.protections.secure_sums.graph import Graph
 
 Octets = NDArray[np.uint8]
-# where the pads' key and the two covers begin, of the lower id's share and of the higher one's
-PADS, FROM_LOWER, FROM_HIGHER = 0, KEY, 2 * KEY
+# the three keys of a pair, in their order
+PADS, FROM_LOWER, FROM_HIGHER = range(3)
 WIDTH = 3 * KEY
 
 
@@ -99,27 +100,22 @@ class PairSecrets:
         """Return the keys of the pads of some pairs.
 
         Args:
-            numbers: of the pairs.
+            numbers: of the pairs (p,).
         """
-        data = self._rows(numbers)[:, PADS : PADS + KEY].tobytes()
+        data = self._keys(numbers, PADS).tobytes()
         return [data[start : start + KEY] for start in range(0, len(data), KEY)]
 
-    def covers(self, client: int, dealt: bool) -> Octets:
-        """Return the covers of shares between a client and its neighbours, (k, 32).
+    def covers(self, numbers: NDArray[np.int64], from_lower: NDArray[np.bool_]) -> Octets:
+        """Return the covers of shares, (…, 32).
 
         Args:
-            client: a member on this machine.
-            dealt: True for the shares that the client deals, False for those dealt to it.
+            numbers: of the pairs (…).
+            from_lower: (…) True where the pair's lower id deals the share.
         """
-        numbers, signs = self.pairs.of(client)
-        rows = self._rows(numbers)
-        lower = rows[:, FROM_LOWER : FROM_LOWER + KEY]
-        higher = rows[:, FROM_HIGHER : FROM_HIGHER + KEY]
-        is_from_lower = (signs == 1) if dealt else (signs == -1)
-        return np.where(is_from_lower[:, None], lower, higher)
+        return self._keys(numbers, np.where(from_lower, FROM_LOWER, FROM_HIGHER))
 
-    def _rows(self, numbers: NDArray[np.int64]) -> Octets:
-        """Return the secrets of some pairs, after those that are missing are derived."""
+    def _keys(self, numbers: NDArray[np.int64], which: int | NDArray[np.int64]) -> Octets:
+        """Return one key of each of some pairs, after what is missing is derived."""
         keys = self.pairs.keys
         if len(self._table) < len(keys):
             table: Octets = np.empty((2 * len(keys), WIDTH), dtype=np.uint8)
@@ -127,10 +123,15 @@ class PairSecrets:
             known = np.zeros(len(table), dtype=bool)
             known[: len(self._known)] = self._known
             self._table, self._known = table, known
-        missing = numbers[~self._known[numbers]]
+        unknown = np.zeros_like(self._known)
+        unknown[numbers] = True
+        unknown &= ~self._known
+        missing = np.flatnonzero(unknown)
         if len(missing):
             about = self._about
-            made = b"".join([derived(keys[k], about, WIDTH) for k in missing.tolist()])
+            # `pads.derived` in line: there is one for each pair of clients and sum
+            shake = hashlib.shake_256
+            made = b"".join([shake(keys[k] + about).digest(WIDTH) for k in missing.tolist()])
             self._table[missing] = np.frombuffer(made, dtype=np.uint8).reshape(-1, WIDTH)
             self._known[missing] = True
-        return self._table[numbers]
+        return self._table.reshape(-1, KEY)[3 * numbers + which]

@@ -28,48 +28,56 @@ SPARE = 32
 Numbers = NDArray[np.uint16]
 
 
-def polynomial(threshold: int, source: Callable[[int], bytes]) -> Numbers:
-    """Return the uniform coefficients (threshold, 16) of a secret's polynomials.
+def polynomials(threshold: int, sources: Sequence[Callable[[int], bytes]]) -> Numbers:
+    """Return the uniform coefficients (secrets, threshold, 16) of secrets' polynomials.
 
     The first ones are the secret itself; the others are those of x, x², …
 
     Args:
-        threshold: number of shares that give the secret, at least 1.
-        source: returns the first bytes of a uniform stream, as many as it is asked for; the only
-            randomness.
+        threshold: number of shares that give a secret, at least 1.
+        sources: of each secret, a function that returns the first bytes of a uniform stream, as
+            many as it is asked for; the only randomness.
     """
     count = threshold * NUMBERS
     drawn = count + count // 256 + SPARE
-    while True:
-        numbers = np.frombuffer(source(2 * drawn), dtype="<u2")
-        # Rejected, and not reduced: the kept ones are exactly uniform.
-        kept = numbers[numbers < PRIME]
-        if len(kept) >= count:
-            return kept[:count].astype(np.uint16).reshape(threshold, NUMBERS)
-        drawn *= 2
+    data = b"".join([source(2 * drawn) for source in sources])
+    numbers = np.frombuffer(data, dtype="<u2").reshape(len(sources), drawn)
+    coefficients = numbers[:, :count].astype(np.uint16)
+    # Rejected, and not reduced: the kept ones are exactly uniform.
+    for k in np.flatnonzero((coefficients >= PRIME).any(axis=1)):
+        kept = numbers[k][numbers[k] < PRIME]
+        while len(kept) < count:
+            drawn *= 2
+            more = np.frombuffer(sources[k](2 * drawn), dtype="<u2")
+            kept = more[more < PRIME]
+        coefficients[k] = kept[:count]
+    return coefficients.reshape(len(sources), threshold, NUMBERS)
 
 
-def share(polynomials: Sequence[Numbers], holders: int) -> Numbers:
+def share(coefficients: Numbers, holders: int) -> Numbers:
     """Return the shares (secrets, holders, 16) at the x-coordinates 1 … holders.
 
     Args:
-        polynomials: of each secret, as `polynomial` returned them, with one threshold.
+        coefficients: (secrets, threshold, 16) as `polynomials` returned them.
         holders: number of holders, at least the threshold.
 
     Raises:
         UsageError: fewer holders than the threshold, or more than the field has coordinates.
     """
-    threshold = len(polynomials[0])
+    threshold = coefficients.shape[1]
     if not threshold <= holders < PRIME:
         raise UsageError(
             f"a threshold of {threshold} has as many holders of shares or more, up to "
             f"{PRIME - 1}: {holders} are not"
         )
-    columns = np.concatenate(polynomials, axis=1).astype(np.float64)
+    # columns of all secrets side by side: one product
+    columns = coefficients.transpose(1, 0, 2).reshape(threshold, -1).astype(np.float64)
     # By torch, whose threads are those that the run was given.
     product = torch.from_numpy(_powers(holders, threshold)) @ torch.from_numpy(columns)
-    values = product.numpy().astype(np.int64) % PRIME
-    table = values.astype(np.uint16).reshape(holders, len(polynomials), NUMBERS)
+    values = product.numpy().astype(np.uint64)
+    # numpy divides by a constant faster than it takes remainders
+    values -= values // np.uint64(PRIME) * np.uint64(PRIME)
+    table = values.astype(np.uint16).reshape(holders, -1, NUMBERS)
     return np.ascontiguousarray(table.transpose(1, 0, 2))
 
 
