@@ -1,10 +1,12 @@
 """Pads of pairs of clients: X25519 keys once a run, and a stream for each call and field.
 
-Two clients agree on a pair key (X25519, RFC 7748; NIST SP 800-56C), bound to the run and to both ends. Each call takes a key of its own from it, so a revealed call key tells nothing of other
-calls (as in Flamingo, Ma et al. 2023), and each field's pad is the AES-256-CTR stream (NIST SP
-800-38A) of a key that follows from the call's. What follows from keys is SHAKE256 (FIPS 202) of the
-key and of what it is for: a keyed sponge is a pseudorandom function, and takes a fifth of the time
-of HMAC in OpenSSL. A short pad is its output itself, since a cipher takes longer to begin.
+Two clients agree on a pair key (X25519, RFC 7748; one-step key derivation, NIST SP 800-56C), bound
+to the run and to both ends. Each call takes a key of its own from it, so a revealed call key tells
+nothing of other calls (as in Flamingo, Ma et al. 2023), and each field's pad is the AES-256-CTR
+stream (NIST SP 800-38A) of a key that follows from the call's. What follows from keys is SHAKE256
+(FIPS 202) of the key and of what it is for: a keyed sponge is a pseudorandom function, and takes a
+fifth of the time of HMAC in OpenSSL. A short pad is its output itself, since a cipher takes longer
+to begin.
 
 Python gives no constant time: this code protects against what parties send, not against one who
 measures the client's processor.

@@ -56,6 +56,7 @@ MOST_SUBSETS = 1000
 # bytes of the tag of a row's origin
 TAG = 16
 
+
 class TooFewSurvivorsError(SecureClusterError):
     """A secure sum that too few clients survived: nothing of it can be unmasked."""
 
@@ -586,44 +587,58 @@ class Unmasking:
                 seed is returned then.
             FrameError: shares that do not give the seed that a survivor committed to.
         """
-        threshold = self._context.threshold
+        if not self._survivors:
+            return {}
         shares, replied = self._opened()
         # All seeds or none: some of them would give nothing but a reason to ask on.
-        for owner, of_holders in zip(self._survivors, replied, strict=True):
-            count = int(of_holders.sum())
+        self._check_replies(replied)
+        seeds = self._of_first_shares(shares, replied)
+        for k, owner in enumerate(self._survivors):
+            if owner not in seeds:
+                ranks = np.flatnonzero(replied[k]).tolist()
+                seed = self._seed(owner, {rank: shares[k, rank] for rank in ranks})
+                if seed is None:
+                    raise FrameError(
+                        f"the shares of the seed of client {owner} do not give what it committed "
+                        "to: a share was altered"
+                    )
+                seeds[owner] = seed
+        return seeds
+
+    def _check_replies(self, replied: NDArray[np.bool_]) -> None:
+        """Raise TooFewSurvivorsError if fewer holders of a seed than the threshold replied."""
+        threshold = self._context.threshold
+        for owner, count in zip(self._survivors, replied.sum(axis=1).tolist(), strict=True):
             if count < threshold:
                 raise TooFewSurvivorsError(
                     f"the secure sum of call {self._context.call} cannot be unmasked: {count} "
                     f"holders of the seed of client {owner} replied, and {threshold} are needed"
                 )
+
+    def _of_first_shares(
+        self, shares: shamir.Numbers, replied: NDArray[np.bool_]
+    ) -> dict[int, bytes]:
+        """Return the seeds that the first shares give, where owners committed to them.
+
+        Args:
+            shares: of the survivors (s, holders, 16).
+            replied: (s, holders) which of them were revealed.
+        """
         # the same ranks for all owners where possible, whose weights are computed once
-        first = np.argsort(~replied, axis=1, kind="stable")[:, :threshold]
+        first = np.argsort(~replied, axis=1, kind="stable")[:, : self._context.threshold]
         alike: dict[bytes, list[int]] = {}
         for k, ranks in enumerate(first):
             alike.setdefault(ranks.tobytes(), []).append(k)
         seeds: dict[int, bytes] = {}
-        doubtful = []
         for rows in alike.values():
             ranks = first[rows[0]]
             secrets = shamir.recover(tuple((ranks + 1).tolist()), shares[np.ix_(rows, ranks)])
             for k, secret in zip(rows, secrets, strict=True):
                 owner = self._survivors[k]
                 seed = self._checked(owner, secret)
-                if seed is None:
-                    doubtful.append(k)
-                else:
+                if seed is not None:
                     seeds[owner] = seed
-        for k in sorted(doubtful):
-            owner = self._survivors[k]
-            ranks = np.flatnonzero(replied[k])
-            seed = self._seed(owner, {int(rank): shares[k, rank] for rank in ranks})
-            if seed is None:
-                raise FrameError(
-                    f"the shares of the seed of client {owner} do not give what it committed to: "
-                    "a share was altered"
-                )
-            seeds[owner] = seed
-        return {owner: seeds[owner] for owner in self._survivors}
+        return seeds
 
     def _opened(self) -> tuple[shamir.Numbers, NDArray[np.bool_]]:
         """Return the survivors' shares (s, holders, 16), and which of them were revealed."""
@@ -993,8 +1008,7 @@ class UnmaskingGuard:
         reachable = len(set(record.holders).intersection(survivors))
         if reachable < record.threshold:
             raise self._refusal(
-                context,
-                f"{reachable} holders of its seed survived, and {record.threshold} must",
+                context, f"{reachable} holders of its seed survived, and {record.threshold} must"
             )
 
     def _earlier(self, context: SumContext, default: tuple[int, ...]) -> tuple[int, ...]:

@@ -134,4 +134,5 @@ class PairSecrets:
             made = b"".join([shake(keys[k] + about).digest(WIDTH) for k in missing.tolist()])
             self._table[missing] = np.frombuffer(made, dtype=np.uint8).reshape(-1, WIDTH)
             self._known[missing] = True
-        return self._table.reshape(-1, KEY)[3 * numbers + which]
+        chosen: Octets = self._table.reshape(-1, KEY)[3 * numbers + which]
+        return chosen

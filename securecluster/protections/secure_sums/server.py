@@ -40,11 +40,7 @@ from securecluster.protections.secure_sums.double_mask import (
     broken_pairs,
 )
 from securecluster.protections.secure_sums.graph import Graph, Plan
-from securecluster.protections.secure_sums.messages import (
-    LostMembers,
-    bits_of,
-    summed_class,
-)
+from securecluster.protections.secure_sums.messages import LostMembers, bits_of, summed_class
 from securecluster.protections.secure_sums.pair_secrets import Octets
 from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protections.sum_ranges import SumRanges

@@ -44,7 +44,7 @@ def polynomials(threshold: int, sources: Sequence[Callable[[int], bytes]]) -> Nu
     numbers = np.frombuffer(data, dtype="<u2").reshape(len(sources), drawn)
     coefficients = numbers[:, :count].astype(np.uint16)
     # Rejected, and not reduced: the kept ones are exactly uniform.
-    for k in np.flatnonzero((coefficients >= PRIME).any(axis=1)):
+    for k in np.flatnonzero((coefficients >= PRIME).any(axis=1)).tolist():
         kept = numbers[k][numbers[k] < PRIME]
         while len(kept) < count:
             drawn *= 2
