@@ -126,7 +126,7 @@ class SecureSumService(ClientHalf):
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
         # the last attempts and graphs, as far as `KEPT_PAIRS` allows
         self._attempts: OrderedDict[tuple[bytes, bytes], _Attempt] = OrderedDict()
-        self._pairs: OrderedDict[Graph, Pairs] = OrderedDict()
+        self._pairs: OrderedDict[int, Pairs] = OrderedDict()  # they hold their graphs
 
     @property
     def least_survivors(self) -> Callable[[int], int] | None:
@@ -377,10 +377,11 @@ class SecureSumService(ClientHalf):
         """Return the attempt that a frame belongs to, and the pairs of its members."""
         self._exchange.check_members(call.to[0], members)
         graph = sum_graph(self._run, members, self._exchange.public, self._plan)
-        pairs = self._pairs.get(graph)
+        # by identity: graphs of other keys may look the same
+        pairs = self._pairs.get(id(graph))
         if pairs is None:
-            pairs = self._pairs[graph] = Pairs(graph, self._exchange.pair_key)
-        self._pairs.move_to_end(graph)
+            pairs = self._pairs[id(graph)] = Pairs(graph, self._exchange.pair_key)
+        self._pairs.move_to_end(id(graph))
         context = SumContext(
             run=self._run,
             purpose=purpose,
