@@ -24,6 +24,8 @@ NUMBERS = 16
 VALUE = 2 * NUMBERS
 # Of the numbers below 2^16, one in 4,369 is not below the prime: more are never missing in practice
 SPARE = 32
+# secrets that are shared at a time: their numbers stay in a core's cache
+TOGETHER = 32
 
 Numbers = NDArray[np.uint16]
 
@@ -70,15 +72,19 @@ def share(coefficients: Numbers, holders: int) -> Numbers:
             f"a threshold of {threshold} has as many holders of shares or more, up to "
             f"{PRIME - 1}: {holders} are not"
         )
-    # columns of all secrets side by side: one product
-    columns = coefficients.transpose(1, 0, 2).reshape(threshold, -1).astype(np.float64)
     # By torch, whose threads are those that the run was given.
-    product = torch.from_numpy(_powers(holders, threshold)) @ torch.from_numpy(columns)
-    values = product.numpy().astype(np.uint64)
-    # numpy divides by a constant faster than it takes remainders
-    values -= values // np.uint64(PRIME) * np.uint64(PRIME)
-    table = values.astype(np.uint16).reshape(holders, -1, NUMBERS)
-    return np.ascontiguousarray(table.transpose(1, 0, 2))
+    powers = torch.from_numpy(_powers(holders, threshold))
+    shares = np.empty((len(coefficients), holders, NUMBERS), dtype=np.uint16)
+    for start in range(0, len(coefficients), TOGETHER):
+        part = coefficients[start : start + TOGETHER]
+        # columns of some secrets side by side: one product
+        columns = part.transpose(1, 0, 2).reshape(threshold, -1).astype(np.float64)
+        values = (powers @ torch.from_numpy(columns)).numpy().astype(np.uint64)
+        # numpy divides by a constant faster than it takes remainders
+        values -= values // np.uint64(PRIME) * np.uint64(PRIME)
+        table = values.astype(np.uint16).reshape(holders, -1, NUMBERS)
+        shares[start : start + TOGETHER] = table.transpose(1, 0, 2)
+    return shares
 
 
 def recover(coordinates: tuple[int, ...], shares: Numbers) -> Numbers:
