@@ -26,7 +26,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,14 +77,12 @@ if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import KeyRing
     from securecluster.runtime.release_policy import ReleasePolicy
 
-T = TypeVar("T")
-
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
 ROW_DIGESTS = purpose_hash("securecluster row digests v2")  # what their keys are for
 # graphs that are kept, such as those of the clusters of a round
 KEPT_GRAPHS = 16
-# pairs whose secrets for a call stay in memory, from its rows to its shares: about 50 MB
+# pairs of clients whose places in graphs stay in memory
 KEPT_PAIRS = 1 << 19
 
 
@@ -124,8 +122,9 @@ class SecureSumService(ClientHalf):
         self._shares = shares
         self._fixed = fixed
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
-        # the last attempts and graphs, as far as `KEPT_PAIRS` allows
-        self._attempts: OrderedDict[tuple[bytes, bytes], _Attempt] = OrderedDict()
+        # of the last call, by context and origin
+        self._attempts: dict[tuple[bytes, bytes], _Attempt] = {}
+        # of the last graphs, as far as `KEPT_PAIRS` allows
         self._pairs: OrderedDict[int, Pairs] = OrderedDict()  # they hold their graphs
 
     @property
@@ -398,11 +397,20 @@ class SecureSumService(ClientHalf):
         key = (context.hash, origin)
         attempt = self._attempts.get(key)
         if attempt is None or attempt.pairs is not pairs:
+            # What is derived for a call outlives it in no memory: a late request derives it anew.
+            for earlier, kept in list(self._attempts.items()):
+                if kept.call != context.call:
+                    del self._attempts[earlier]
             attempt = self._attempts[key] = _Attempt(context, pairs, origin)
-            _forget(self._pairs, lambda kept: len(kept.keys))
-            _forget(self._attempts, lambda kept: len(kept.pairs.keys))
-        self._attempts.move_to_end(key)
+            self._forget_pairs()
         return attempt
+
+    def _forget_pairs(self) -> None:
+        """Drop the pairs of the oldest graphs, but never those of the last one."""
+        total = sum(len(pairs.keys) for pairs in self._pairs.values())
+        while total > KEPT_PAIRS and len(self._pairs) > 1:
+            _, oldest = self._pairs.popitem(last=False)
+            total -= len(oldest.keys)
 
     def _guard(self, client: int, members: int) -> UnmaskingGuard:
         """Return a client's guard for a sum of some members, with what it has allowed so far."""
@@ -440,10 +448,15 @@ class _Attempt:
         context: the attempt.
         pairs: of its members.
         origin: of the rows.
+
+    Attributes:
+        call: number of the call.
+        tag: tag of the origin, for the server.
     """
 
     def __init__(self, context: SumContext, pairs: Pairs, origin: bytes) -> None:
         self.pairs = pairs
+        self.call = context.call
         self.tag = origin_tag(origin, context)
         self._context = context
         self._secrets = PairSecrets(pairs, context.hash, origin)
@@ -460,14 +473,6 @@ class _Attempt:
         if masks is None or masks.secret != secret:
             masks = self._masks[client] = ClientMasks(client, secret, self._context, self._secrets)
         return masks
-
-
-def _forget(kept: OrderedDict[Any, T], size: Callable[[T], int]) -> None:
-    """Drop the oldest entries until the others have `KEPT_PAIRS` pairs, but never the last one."""
-    total = sum(size(entry) for entry in kept.values())
-    while total > KEPT_PAIRS and len(kept) > 1:
-        _, oldest = kept.popitem(last=False)
-        total -= size(oldest)
 
 
 def _picks(tables: Sequence[Octets], width: int) -> Picks:

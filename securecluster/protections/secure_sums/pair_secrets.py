@@ -118,7 +118,8 @@ class PairSecrets:
         """Return one key of each of some pairs, after what is missing is derived."""
         keys = self.pairs.keys
         if len(self._table) < len(keys):
-            table: Octets = np.empty((2 * len(keys), WIDTH), dtype=np.uint8)
+            count = max(len(keys), 2 * len(self._table))
+            table: Octets = np.empty((count, WIDTH), dtype=np.uint8)
             table[: len(self._table)] = self._table
             known = np.zeros(len(table), dtype=bool)
             known[: len(self._known)] = self._known
