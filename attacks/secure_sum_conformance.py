@@ -37,7 +37,7 @@ from securecluster.privacy.masking.pads import KEY, KeyPair
 from securecluster.protections.secure_sums import client as sum_client
 from securecluster.protections.secure_sums import graph as sum_graphs
 from securecluster.protections.secure_sums import shamir
-from securecluster.protections.secure_sums.double_mask import SumContext, commitment, coordinate
+from securecluster.protections.secure_sums.double_mask import SumContext, commitment, seed_of
 from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.runtime.endpoint import GATHER, MINIMUM, Endpoint
@@ -208,21 +208,6 @@ class LyingServer:
         query = self.call("sum_keys", 0).query
         return dataclasses.replace(query, keys=Picks(keys, (EVERYONE,)))
 
-    def boxes(self, client: int, survivors: Collection[int]) -> Picks:
-        """Return the boxes that survivors sealed for a client.
-
-        Args:
-            client: its number.
-            survivors: numbers of the survivors.
-        """
-        honest = self.call("reveal_shares", client).query.boxes
-        senders = [other for other in EVERYONE if other != client]
-        picked = []
-        for sender, position in zip(senders, honest.picks[0], strict=True):
-            if sender in survivors:
-                picked.append(position)
-        return Picks(honest.table, (tuple(picked),))
-
     def shares_query(self, client: int, survivors: Collection[int]) -> Any:
         """Return the request for a client's shares of the survivors' seeds.
 
@@ -232,7 +217,7 @@ class LyingServer:
         """
         honest = self.call("reveal_shares", client).query
         lost = [other for other in EVERYONE if other not in survivors]
-        return dataclasses.replace(honest, lost=picks(lost), boxes=self.boxes(client, survivors))
+        return dataclasses.replace(honest, lost=picks(lost))
 
 
 def picks(clients: Sequence[int]) -> Picks:
@@ -464,23 +449,20 @@ def other_members() -> Probed:
     return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(), **others)
 
 
-def altered_box() -> Probed:
-    """Relay a sealed share with one bit changed."""
-    server = LyingServer().prepared(SUM_METHOD)
-    query = server.call("reveal_shares", 0).query
-    table = query.boxes.table.clone()
-    # authenticated encryption must notice a single bit
-    table[query.boxes.picks[0][0], 0] ^= 1
-    return server.lie(
-        "reveal_shares", 0, query=dataclasses.replace(query, boxes=Picks(table, query.boxes.picks))
-    )
-
-
-def replayed_box() -> Probed:
-    """Relay the sealed shares of another attempt."""
-    server = LyingServer().prepared("sum_keys")
-    server.ask(SUM_METHOD, 0, attempt=1)
-    return server.lie("reveal_shares", 0, attempt=1)
+def shares_of_another_attempt() -> Probed:
+    """Open a row by the shares of a later attempt, which clients reveal in good faith."""
+    server = LyingServer()
+    rows = {}
+    revealed = {}
+    for client in EVERYONE:
+        server.ask("sum_offer", client)
+        server.ask("sum_keys", client)
+        rows[client] = server.ask(SUM_METHOD, client).reply
+        server.ask(SUM_METHOD, client, attempt=1)
+    for client in EVERYONE:
+        reply = server.ask("reveal_shares", client, attempt=1).reply
+        revealed[client] = reply.shares.table[0]
+    return _opened(server, rows[0], revealed)
 
 
 def isolated_by_lists() -> Probed:
@@ -508,7 +490,9 @@ def _isolated(threshold: int) -> Probed:
     server = LyingServer()
     for method in ("sum_offer", "sum_keys", SUM_METHOD):
         for client in EVERYONE:
-            server.ask(method, client)
+            asked = server.ask(method, client)
+            if client == 0:
+                row = asked.reply
     numbers = {}
     for client in EVERYONE:
         survivors = _survivors_told(client, threshold)
@@ -516,8 +500,8 @@ def _isolated(threshold: int) -> Probed:
         if revealed.refused:
             return revealed
         if 0 in survivors:
-            numbers[client] = int.from_bytes(as_bytes(revealed.reply.shares.table[0]), "big")
-    return _opened(server, numbers)
+            numbers[client] = revealed.reply.shares.table[0]
+    return _opened(server, row, numbers)
 
 
 def _survivors_told(client: int, threshold: int) -> tuple[int, ...]:
@@ -539,28 +523,32 @@ def _revealed(server: LyingServer, client: int, survivors: Sequence[int]) -> Pro
     return server.lie("reveal_shares", client, query=server.shares_query(client, survivors))
 
 
-def _opened(server: LyingServer, numbers: Mapping[int, int]) -> Probed:
+def _opened(server: LyingServer, row: Any, revealed: Mapping[int, torch.Tensor]) -> Probed:
     """Return the seed of client 0, or why its shares do not give it.
 
     Args:
         server: that asked for its row.
-        numbers: values of the shares by their holders.
+        row: its reply, with covered shares for the others.
+        revealed: what opens the shares of client 0, by their holders (32,).
     """
     call = server.call(SUM_METHOD, 0)
     run = call.config.encode()
     public = dict.fromkeys(EVERYONE, b"")
     threshold = sum_client.sum_graph(run, EVERYONE, public, sum_graphs.Plan(MINIMUM)).threshold
-    if len(numbers) < threshold:
-        short = f"{len(numbers)} shares of the seed of client 0 were revealed, and it takes"
+    if len(revealed) < threshold:
+        short = f"{len(revealed)} shares of the seed of client 0 were revealed, and it takes"
         return Probed(None, FrameError(f"{short} {threshold}"))
     shares = []
-    for holder, number in numbers.items():
-        shares.append(shamir.Share(b"", threshold, coordinate(holder), number))
-    seed = shamir.recover(shares)
+    for holder, opening in revealed.items():
+        # client 0 reveals the share that it holds itself
+        share = opening if holder == 0 else opening ^ row.boxes.table[holder - 1]
+        shares.append(share.numpy().view("<u2"))
+    coordinates = tuple(holder + 1 for holder in revealed)
+    chosen = slice(threshold)
+    (secret,) = shamir.recover(coordinates[chosen], np.stack(shares[chosen])[None])
     context = SumContext(run, SUM_METHOD, call.step, call.attempt, EVERYONE, threshold)
-    # asked again within an attempt, a client sends the same row and commitment
-    committed = server.ask(SUM_METHOD, 0).reply.commitment.values[0]
-    if commitment(seed, context) != as_bytes(committed):
+    seed = seed_of(secret, context)
+    if commitment(seed, context) != as_bytes(row.commitment.values[0]):
         return Probed(None, FrameError("the shares do not give the seed of client 0"))
     return Probed(seed, None)
 
@@ -614,8 +602,7 @@ RULES: Mapping[str, Callable[[], Probed]] = {
     "nothing is revealed of another attempt": other_attempt,
     "nothing is revealed of another call": other_call,
     "nothing is revealed of a sum over other members": other_members,
-    "sealed shares arrive unaltered": altered_box,
-    "sealed shares belong to the attempt": replayed_box,
+    "shares of one attempt open no other": shares_of_another_attempt,
     "two lists of survivors open no single row": isolated_by_lists,
     "frames are of the same run": other_configuration,
     "frames are of a round of the run": other_round,

@@ -126,10 +126,13 @@ def neighbouring_sizes() -> list[float]:
 
 def hidden_sums() -> list[float]:
     """Return the time of a round of `hidden` of 400 clients with secure sums, over plain sums."""
-    times = {}
-    for aggregation in ("secagg", "plain"):
-        run = Hidden(rounds=1, k=2, aggregation=aggregation, **TINY)
-        times[aggregation] = protected_rounds.whole_run(run, CLIENTS_OF_HIDDEN)[0]
+    times = {"secagg": math.inf, "plain": math.inf}
+    # the least of several, of which the first imports what the others have
+    for _ in range(RUNS_OF_MANY):
+        for aggregation in times:
+            run = Hidden(rounds=1, k=2, aggregation=aggregation, **TINY)
+            seconds, _ = protected_rounds.whole_run(run, CLIENTS_OF_HIDDEN)
+            times[aggregation] = min(times[aggregation], seconds)
     return [times["secagg"] / times["plain"]]
 
 

@@ -36,7 +36,7 @@ SECURE_SUMS = (
     "securecluster/protections/secure_sums/double_mask.py",
     "securecluster/privacy/masking/pads.py",
     "securecluster/protections/secure_sums/shamir.py",
-    "securecluster/protections/secure_sums/shares.py",
+    "securecluster/protections/secure_sums/pair_secrets.py",
     "securecluster/privacy/fixed_point.py",
     "securecluster/protections/secure_sums/messages.py",
     "securecluster/protections/secure_sums/client.py",

@@ -33,14 +33,21 @@ from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.protections.key_exchange import SumKey, SumKeys
-from securecluster.protections.secure_sums.double_mask import ClientMasks, SumContext
+from securecluster.protections.secure_sums.double_mask import (
+    TAG,
+    ClientMasks,
+    SumContext,
+    covered_shares,
+    deal,
+)
 from securecluster.protections.secure_sums.graph import Graph, Plan, build_graph
 from securecluster.protections.secure_sums.messages import (
     BOX,
-    RelayedBoxes,
+    LostMembers,
     SeedShares,
     masked_class,
 )
+from securecluster.protections.secure_sums.pair_secrets import Pairs, PairSecrets
 from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.messages import Update
@@ -98,20 +105,30 @@ class Member:
         Args:
             client: id of the client.
         """
-        client_pair = self.pairs[client]
-        keys = {}
-        for peer in self.graph.neighbours(client):
-            public = self.pairs[peer].public
-            keys[peer] = client_pair.pair_key(client, peer, public, RUN, "secure sums")
-        return ClientMasks(client, key(client), keys, self.context, self.graph)
+        pairs = Pairs(self.graph, self._pair_key)
+        return ClientMasks(client, key(client), self.context, self._secrets(pairs))
+
+    def masks_anew(self) -> ClientMasks:
+        """Return the masks of client 0 for a further call, for which nothing is derived yet."""
+        pairs = self.masks._secrets.pairs
+        return ClientMasks(0, key(0), self.context, self._secrets(pairs))
+
+    def _secrets(self, pairs: Pairs) -> PairSecrets:
+        return PairSecrets(pairs, self.context.hash, b"")
+
+    def _pair_key(self, client: int, peer: int) -> bytes:
+        public = self.pairs[peer].public
+        return self.pairs[client].pair_key(client, peer, public, RUN, "secure sums")
 
     def agree(self) -> None:
         """Compute the keys with all neighbours, once a run."""
         self.masks_of(0)
 
-    def received(self) -> dict[int, bytes]:
-        """Return the boxes that the neighbours sealed for the client."""
-        return {peer: self.masks_of(peer).boxes()[0] for peer in self.neighbours}
+    def deal(self) -> None:
+        """Deal shares of a new seed to all neighbours."""
+        masks = self.masks_anew()
+        deal([masks])
+        covered_shares([masks])
 
 
 def frame_bytes(member: Member, numbers: int) -> dict[str, tuple[int, int]]:
@@ -156,9 +173,9 @@ def frame_bytes(member: Member, numbers: int) -> dict[str, tuple[int, int]]:
         size=rows(dtype=torch.int64),
         commitment=rows(pads.KEY, dtype=torch.uint8),
         boxes=block(degree, BOX),
+        origin=rows(TAG, dtype=torch.uint8),
     )
-    nobody = Picks(ids(0), ((),))
-    relayed = RelayedBoxes("contribute", nobody, block(degree, BOX))
+    survivors = LostMembers("contribute", Picks(ids(0), ((),)))
     public_key = rows(pads.KEY, dtype=torch.uint8)
     offer = SumKey(public_key, rows(SIGNATURE, dtype=torch.uint8))
     every = (tuple(range(members)),)
@@ -171,7 +188,7 @@ def frame_bytes(member: Member, numbers: int) -> dict[str, tuple[int, int]]:
     return {
         "plain row": size("contribute", Empty(), update, ""),
         "masked row": size("contribute", Empty(), masked),
-        "shares": size("reveal_shares", relayed, shares),
+        "shares": size("reveal_shares", survivors, shares),
         "keys, once a run": (offer_up + keys_up, offer_down + keys_down),
     }
 
@@ -189,7 +206,6 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
     floats = torch.randn(numbers).clamp(-BOUND, BOUND)
     encoded = point.encode(floats)
     masks = member.masks
-    received = member.received()
     owners = sorted([0, *member.neighbours])
 
     sources = [torch.full((numbers,), k, dtype=torch.int32) for k in range(BUFFERS)]
@@ -197,7 +213,7 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
     targets = [torch.zeros(numbers, dtype=torch.int32) for _ in range(BUFFERS)]
     int_sum = torch.zeros(numbers, dtype=torch.int32)
     total_of_floats = torch.zeros(numbers)
-    streams = [(key(k), -1) for k in range(SEEDS)]
+    unmask = partial(pads.add_pads, int_sum, [(key(k), -1) for k in range(SEEDS)], "delta")
 
     def copy_rows() -> None:
         for source, target in zip(sources, targets, strict=True):
@@ -214,13 +230,13 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
     times = {
         ("client", "keys, once a run"): timed(member.agree),
         ("client", "encode"): timed(lambda: point.encode(floats)),
-        ("client", "pads"): timed(lambda: masks.mask(encoded, "delta")),
-        ("client", "boxes"): timed(masks.boxes),
-        ("client", "shares"): timed(lambda: masks.shares(owners, received)),
+        ("client", "pads"): timed(lambda: member.masks_anew().mask(encoded, "delta")),
+        ("client", "boxes"): timed(member.deal),
+        ("client", "shares"): timed(lambda: masks.shares(owners)),
         ("server", "copy a row"): timed(copy_rows) / BUFFERS,
         ("server", "add a plain row"): timed(add_plain_rows) / BUFFERS,
         ("server", "add a masked row"): timed(add_rows) / BUFFERS,
-        ("server", "unmask, for each row"): timed(lambda: pads.add_pads(int_sum, streams)) / SEEDS,
+        ("server", "unmask, for each row"): timed(unmask) / SEEDS,
     }
     copied = times["server", "copy a row"]
     rows = []

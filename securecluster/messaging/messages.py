@@ -15,7 +15,7 @@ import dataclasses
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from securecluster.core.lazy_torch import torch
@@ -24,6 +24,8 @@ from securecluster.messaging.receipts import Receipts
 
 M = TypeVar("M")
 FrameRows = tuple[int, ...]  # rows of a table that one frame has
+# lists of clients that are kept: each client of a sum reads the same one
+KEPT_LISTS = 16
 # number of the first call of those that only masked runs make, such as for models: numbered apart,
 # so that all later calls draw the same batches with and without a mask
 FIRST_SEPARATE_STEP = 1 << 32
@@ -509,6 +511,7 @@ def format_ids(ids: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
+@lru_cache(KEPT_LISTS)
 def parse_ids(text: str, count: int) -> tuple[int, ...]:
     """Return the client ids that `format_ids` wrote, ascending.
 

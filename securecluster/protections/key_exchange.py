@@ -78,9 +78,8 @@ class KeyExchange:
         self._run = run
         self._keys = keys
         self._purpose = purpose
-        # (client, peer) -> public key of the peer, and key of the pair; an endpoint with both
-        # computes it once
-        self._pair_keys: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        # pair -> public keys of both, and key of the pair; an endpoint with both computes it once
+        self._pair_keys: dict[tuple[int, int], tuple[tuple[bytes, bytes], bytes]] = {}
         # owners of the points of the public keys that were checked
         self._points: dict[int, int] = {}
         self._pairs: dict[int, KeyPair] = {}
@@ -127,15 +126,15 @@ class KeyExchange:
         Raises:
             FrameError: an invalid key.
         """
+        pair = self._pair(client)
         peer_public = self.public[peer]
-        known = self._pair_keys.get((client, peer))
-        if known is None or known[0] != peer_public:
-            pair = self._pair(client)
+        ends, publics = (client, peer), (pair.public, peer_public)
+        if peer < client:
+            ends, publics = (peer, client), (peer_public, pair.public)
+        known = self._pair_keys.get(ends)
+        if known is None or known[0] != publics:
             key = pair.pair_key(client, peer, peer_public, self._run, self._purpose)
-            known = self._pair_keys[client, peer] = (peer_public, key)
-            is_here = peer in self._keys.secrets.pairwise.private
-            if is_here and self._pair(peer).public == peer_public:
-                self._pair_keys[peer, client] = (pair.public, key)
+            known = self._pair_keys[ends] = (publics, key)
         return known[1]
 
     def _offer(self, clients: Sequence[int]) -> SumKey:

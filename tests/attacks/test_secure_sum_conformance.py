@@ -22,9 +22,8 @@ from securecluster.protections.key_exchange import KeyExchange
 from securecluster.protections.secure_sums import client as sum_client
 from securecluster.protections.secure_sums import server as sum_server
 from securecluster.protections.secure_sums.client import SecureSumService
-from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
+from securecluster.protections.secure_sums.double_mask import SumContext, UnmaskingGuard
 from securecluster.protections.secure_sums.graph import complete_graph
-from securecluster.protections.secure_sums.shares import ShareSeal
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.protocols import CFL, FedAvg
 from securecluster.runtime import endpoint
@@ -116,15 +115,6 @@ def open_sums(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SecureSumService, "hidden", lambda self, call, reply, *declared: reply)
 
 
-def open_boxes(patch: pytest.MonkeyPatch) -> None:
-    def opened(
-        self: ShareSeal, box: bytes, count: int, block: bytes, sender: int, receiver: int
-    ) -> tuple[int, ...]:
-        return (int.from_bytes(box[:8], "big"),)
-
-    patch.setattr(ShareSeal, "open", opened)
-
-
 def low_threshold(patch: pytest.MonkeyPatch) -> None:
     """Let seeds take three of five shares, as against an honest-but-curious server."""
 
@@ -152,8 +142,9 @@ def few_shares(patch: pytest.MonkeyPatch) -> None:
     low_threshold(patch)
 
 
-def unbound_boxes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ShareSeal, "_context", lambda self, block, sender, receiver: [b""])
+def unbound_secrets(patch: pytest.MonkeyPatch) -> None:
+    """Let all that is derived follow from the run alone, and not from the attempt."""
+    patch.setattr(SumContext, "hash", b"the same in every attempt")
 
 
 def both(*removals: Removal) -> Removal:
@@ -193,19 +184,14 @@ GUARDS: dict[str, Removal] = {
     "nothing is revealed of another attempt": without_records,
     "nothing is revealed of another call": without_records,
     "nothing is revealed of a sum over other members": without_records,
-    "sealed shares arrive unaltered": open_boxes,
-    "sealed shares belong to the attempt": unbound_boxes,
+    "shares of one attempt open no other": unbound_secrets,
     "two lists of survivors open no single row": low_threshold,
     "frames are of the same run": without(Endpoint, "_refuse_other_configuration"),
     "frames are of a round of the run": without(Endpoint, "_check_counts"),
     "frames are for their client": misdelivered,
 }
 # rules whose guards also shape the honest frames that the lie starts from
-REPLANNED = {
-    "keys were signed for this run",
-    "sealed shares belong to the attempt",
-    "two lists of survivors open no single row",
-}
+REPLANNED = {"keys were signed for this run", "two lists of survivors open no single row"}
 SAID = {
     "keys are those that their clients signed": "did not sign",
     "a client's own key is its own": "in its own name",
@@ -221,7 +207,7 @@ SAID = {
     "a lost client stays lost": "cannot come back",
     "enough shares of noise are in the sum": "and 4 and a majority must",
     "nothing is revealed of another call": "did not take part",
-    "sealed shares belong to the attempt": "belongs to another run, call or client",
+    "shares of one attempt open no other": "do not give the seed of client 0",
     "two lists of survivors open no single row": "and it takes 4",
     "frames are of the same run": "another configuration",
     "frames are of a round of the run": "the round of a frame",

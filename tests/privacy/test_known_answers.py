@@ -1,6 +1,7 @@
 """Known answers of others for the primitives: Wycheproof, and RFC 5297 for AES-SIV.
 
-Those of RFC 5869, 7748, 8032 and 8439 are in `tests/privacy/masking/test_pads.py`.
+Those of RFC 5869, 7748 and 8032, of AES-CTR and of SHAKE256 are in
+`tests/privacy/masking/test_pads.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.cmac import CMAC
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from scipy import stats
 
 from securecluster.errors import FrameError
@@ -32,8 +33,6 @@ from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.masking.pads import KeyPair
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.protections.encryption import envelopes
-from securecluster.protections.secure_sums.shamir import PRIME, Share, recover, share
-from securecluster.protections.secure_sums.shares import ShareSeal
 
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("wycheproof.json").read_text())
 
@@ -150,7 +149,7 @@ def test_the_aes_siv_of_all_seals_agrees_with_wycheproof(vector: list[Any]) -> N
             cipher.decrypt(box, [associated])
 
 
-def test_all_three_seals_are_aes_siv_under_a_derived_key() -> None:
+def test_both_seals_are_aes_siv_under_a_derived_key() -> None:
     row = torch.arange(5, dtype=torch.float32)
     seal = Seal("run")
     seal.unlock(bytes(range(32)))
@@ -161,13 +160,6 @@ def test_all_three_seals_are_aes_siv_under_a_derived_key() -> None:
     context = [b"run", b"train", b"delta", b"7", b"3"]
     assert box.numpy().tobytes() == siv(key, context, row.numpy().tobytes())
 
-    shares = ShareSeal(bytes(range(32)), b"run")
-    derivation = HKDFExpand(hashes.SHA512(), 64, info=b"securecluster share seal v1")
-    sealed = shares.close([5], b"block", 1, 2)
-    key = derivation.derive(bytes(range(32)))
-    expected = siv(key, shares._context(b"block", 1, 2), (5).to_bytes(33, "big"))
-    assert sealed == expected
-
     own, peer = KeyPair(bytes([1]) * 32), KeyPair(bytes([2]) * 32)
     about = envelopes.EnvelopeContext(
         bytes(32), "run", "contribute", 1, 0, "client/0", "server", "0-1", ""
@@ -177,39 +169,6 @@ def test_all_three_seals_are_aes_siv_under_a_derived_key() -> None:
     payload = envelopes.padded(b"ciphertext")
     payload += bytes(len(envelope) - 16 - len(payload))
     assert envelope == siv(key, [about.encoded()], payload)
-
-
-# Shamir by Lagrange's formula in fractions of integers, and not as `shamir` computes it
-
-
-def value_at(shares: Sequence[tuple[int, int]], x: int) -> int:
-    """Return the value at x of the polynomial through some points, modulo PRIME."""
-    total = 0
-    for k, (own, y) in enumerate(shares):
-        others = [other for j, (other, _) in enumerate(shares) if j != k]
-        above = math.prod(x - other for other in others)
-        below = math.prod(own - other for other in others)
-        total += y * above * pow(below, PRIME - 2, PRIME)
-    return total % PRIME
-
-
-@pytest.mark.parametrize(("holders", "threshold"), [(3, 2), (6, 4), (25, 14)])
-def test_an_independent_shamir_recovers_our_shares_and_ours_recovers_its(
-    holders: int, threshold: int
-) -> None:
-    draw = np.random.default_rng(holders)
-    secret = draw.bytes(32)
-    xs = draw.choice(np.arange(1, 1000), holders, replace=False).tolist()
-    points = [(item.x, item.y) for item in share(secret, xs, threshold, draw.bytes)]
-    picked = [points[k] for k in draw.permutation(holders)[:threshold]]
-    assert value_at(picked, 0) == int.from_bytes(secret, "big")
-    # one share fewer, and any value at zero, is a polynomial as well
-    assert value_at(picked[1:], 0) != int.from_bytes(secret, "big")
-    # the other way: a polynomial through zero and random points
-    free = [(x, int.from_bytes(draw.bytes(32), "big")) for x in xs[: threshold - 1]]
-    base = [(0, int.from_bytes(secret, "big")), *free]
-    theirs = [Share(b"", threshold, x, value_at(base, x)) for x in xs]
-    assert recover(theirs[-threshold:]) == secret
 
 
 # samplers against exact probabilities

@@ -1,9 +1,12 @@
-"""Pads of pairs of clients: X25519 keys once a run, and a ChaCha20 stream for each call and field.
+"""Pads of pairs of clients: X25519 keys once a run, and a stream for each call and field.
 
-Two clients agree on a pair key (X25519, RFC 7748; HKDF-SHA256, RFC 5869), bound to the run and to
-both ends. Each call takes a key of its own from it, so a revealed call key tells nothing of other
-calls (as in Flamingo, Ma et al. 2023), and each field's pad is the ChaCha20 stream (RFC 8439) of a
-key that follows from the call's.
+Two clients agree on a pair key (X25519, RFC 7748; one-step key derivation, NIST SP 800-56C), bound
+to the run and to both ends. Each call takes a key of its own from it, so a revealed call key tells
+nothing of other calls (as in Flamingo, Ma et al. 2023), and each field's pad is the AES-256-CTR
+stream (NIST SP 800-38A) of a key that follows from the call's. What follows from keys is SHAKE256
+(FIPS 202) of the key and of what it is for: a keyed sponge is a pseudorandom function, and takes a
+fifth of the time of HMAC in OpenSSL. A short pad is its output itself, since a cipher takes longer
+to begin.
 
 Python gives no constant time: this code protects against what parties send, not against one who
 measures the client's processor.
@@ -14,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,21 +30,39 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
 # bytes of public, private and derived keys
 KEY = 32
 # bytes of a pad that are made at once: they stay in a core's cache
 BLOCK_BYTES = 1 << 16
+# bytes of short pads that are gathered at once
+GATHERED_BYTES = 1 << 22
 ZEROS = memoryview(bytes(BLOCK_BYTES))
 # encodings of public names and numbers that are kept in memory
 KEPT = 64
-# what keys are derived for whose bytes are a short pad
-SHORT = b"securecluster short pad v1"
+# public keys that are kept in memory
+KEPT_PUBLIC = 1 << 12
+# bytes of the longest pad that is derived without a cipher
+SHORT = 1 << 10
 # prime of Curve25519
 FIELD_PRIME = (1 << 255) - 19
 
-ByteSource = Callable[[int], bytes]
+
+@dataclass(frozen=True)
+class Places:
+    """Which pads are added to some rows of a table, of as many pads each.
+
+    Args:
+        rows: numbers of the rows (r,).
+        pads: which pads are added to each row (r, p).
+        signs: their signs, 1 or -1 (r, p).
+    """
+
+    rows: Sequence[int]
+    pads: NDArray[np.int64]
+    signs: NDArray[np.int64]
 
 
 def transcript(label: str, *pieces: bytes | str | int) -> bytes:
@@ -99,6 +121,7 @@ class KeyPair:
             raise UsageError(f"a private key is {KEY} secret bytes, not {len(private)}")
         self._key = X25519PrivateKey.from_private_bytes(private)
         self.public = self._key.public_key().public_bytes_raw()
+        self._point = point(self.public)
 
     def __repr__(self) -> str:
         # the public key: no secret may be printed
@@ -114,11 +137,8 @@ class KeyPair:
             FrameError: a malformed key, or one of low order, whose secret everyone knows (RFC 7748,
                 section 6.1).
         """
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
         try:
-            peer = X25519PublicKey.from_public_bytes(peer_public)
-            secret = self._key.exchange(peer)
+            secret = self._key.exchange(_read_public(peer_public))
         except ValueError:
             raise FrameError(
                 "a public key of the secure sum is not a valid X25519 key: its sender must be left "
@@ -145,16 +165,39 @@ class KeyPair:
         Raises:
             FrameError: this client's own id or key, or an invalid key.
         """
-        if peer == own or point(peer_public) == point(self.public):
+        if peer == own or point(peer_public) == self._point:
             raise FrameError(
                 f"client {own} was named itself as a peer of its secure sum: the keys were "
                 "tampered with, start a new run"
             )
         secret = self.exchange(peer_public)
-        ends = sorted([(own, self.public), (peer, peer_public)])
-        lower, upper = ends
-        info = transcript("securecluster sum pair v1", run, purpose, *lower, *upper)
-        return _extract_and_expand(secret, info)
+        lower, upper = sorted([(own, self.public), (peer, peer_public)])
+        about = _of_pairs(run, purpose) + _end(*lower) + _end(*upper)
+        return _extracted(secret, about)
+
+
+@lru_cache(KEPT)
+def _of_pairs(run: bytes, purpose: str) -> bytes:
+    """Return the beginning of what a pair's key is for, which all pairs have in common."""
+    return transcript("securecluster sum pair v1", run, purpose)
+
+
+@lru_cache(KEPT_PUBLIC)
+def _end(client: int, public: bytes) -> bytes:
+    """Return one end of a pair, as a `transcript` has it."""
+    return encoded(client) + encoded(public)
+
+
+@lru_cache(KEPT_PUBLIC)
+def _read_public(public: bytes) -> X25519PublicKey:
+    """Return a public key, which each client of a machine reads anew otherwise.
+
+    Raises:
+        ValueError: not 32 bytes.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    return X25519PublicKey.from_public_bytes(public)
 
 
 def check_order(public: bytes) -> None:
@@ -163,8 +206,13 @@ def check_order(public: bytes) -> None:
     Args:
         public: of a client, 32 bytes.
     """
-    # with which private key is of no matter: the secret of a point of low order is always zero
-    KeyPair(bytes(KEY)).exchange(public)
+    _any_pair().exchange(public)
+
+
+@cache
+def _any_pair() -> KeyPair:
+    """Return a pair of keys: the secret of a point of low order is zero with every private key."""
+    return KeyPair(bytes(KEY))
 
 
 def check_public_keys(
@@ -219,41 +267,34 @@ def point(public: bytes) -> int:
     return number % FIELD_PRIME
 
 
-def call_key(
-    pair_key: bytes, call: int, attempt: int, members: bytes, origin: bytes = b""
-) -> bytes:
-    """Return the key of one call's pads between two clients, 32 bytes.
+def purpose_hash(label: str, *pieces: bytes | str | int) -> bytes:
+    """Return what derived bytes are for, 32 bytes: SHA-256 of a `transcript`.
 
     Args:
-        pair_key: key of the pair, 32 bytes.
-        call: number of the call.
-        attempt: number of the attempt at this call, from 0.
-        members: `members_hash` of the clients that are asked for a row.
-        origin: digest of the public numbers that the two rows follow from; empty for none.
+        label: as in `transcript`.
+        pieces: as in `transcript`.
     """
-    return expand(pair_key, _call_info(call, attempt, members, origin))
+    return hashlib.sha256(transcript(label, *pieces)).digest()
 
 
 @lru_cache(KEPT)
-def _call_info(call: int, attempt: int, members: bytes, origin: bytes) -> bytes:
-    """Return what a call's keys are for, which all pairs have in common."""
-    return transcript("securecluster sum call v2", call, attempt, members, origin)
+def _of_field(label: str, field: str) -> bytes:
+    """Return what a field's pads are for."""
+    return purpose_hash(label, field)
 
 
-def field_key(key: bytes, field: str) -> bytes:
-    """Return the key of one field's pad, 32 bytes.
+def derived(key: bytes, about: bytes, size: int = KEY) -> bytes:
+    """Return bytes that follow from a key: SHAKE256 of it and of what they are for.
+
+    Fewer bytes are the first ones of more.
 
     Args:
-        key: a call key, or the seed of a self mask, 32 bytes.
-        field: name of the field.
+        key: a uniform key, 32 bytes.
+        about: what the bytes are for, 32 bytes (`purpose_hash`): inputs of one length tell key and
+            purpose apart.
+        size: number of bytes.
     """
-    return expand(key, _field_info(field))
-
-
-@lru_cache(KEPT)
-def _field_info(field: str) -> bytes:
-    """Return what a field's keys are for."""
-    return transcript("securecluster sum field v1", field)
+    return hashlib.shake_256(key + about).digest(size)
 
 
 def expand(key: bytes, info: bytes) -> bytes:
@@ -268,17 +309,14 @@ def expand(key: bytes, info: bytes) -> bytes:
     return hmac.digest(key, info + b"\x01", "sha256")
 
 
-def _extract_and_expand(secret: bytes, info: bytes) -> bytes:
-    """Return HKDF with SHA-256 and no salt, 32 bytes (RFC 5869).
+def _extracted(secret: bytes, about: bytes) -> bytes:
+    """Return a key from a shared secret, 32 bytes: one step with SHA-256 (NIST SP 800-56C, 4.1).
 
     Args:
         secret: shared secret, not uniform.
-        info: what the key is for.
+        about: what the key is for.
     """
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(SHA256(), KEY, salt=None, info=info).derive(secret)
+    return hashlib.sha256(b"\0\0\0\1" + secret + about).digest()
 
 
 def pad_sign(client: int, peer: int) -> int:
@@ -294,35 +332,24 @@ def pad_sign(client: int, peer: int) -> int:
     return -1
 
 
-def add_pad(buffer: torch.Tensor, key: bytes, sign: int) -> None:
-    """Add the pad of a key to a buffer, or subtract it, in place and in the ring.
-
-    Args:
-        buffer: contiguous int32 or int64 tensor (…) on the CPU.
-        key: key of the pad, 32 bytes.
-        sign: 1 or -1.
-
-    Raises:
-        UsageError: another buffer or sign.
-    """
-    add_pads(buffer, [(key, sign)])
-
-
-def add_pads(buffer: torch.Tensor, pads: Sequence[tuple[bytes, int]]) -> None:
+def add_pads(buffer: torch.Tensor, pads: Sequence[tuple[bytes, int]], field: str) -> None:
     """Add the pads of several keys to a buffer, in place and in the ring.
 
     Args:
         buffer: contiguous int32 or int64 tensor (…) on the CPU.
         pads: (key of 32 bytes, sign 1 or -1) of each pad.
+        field: name of the field; each field's pads are independent.
 
     Raises:
         UsageError: another buffer or sign.
     """
-    add_shared_pads(buffer[None], [(key, [(0, sign)]) for key, sign in pads])
+    keys = [key for key, _ in pads]
+    signs = np.array([[sign for _, sign in pads]], dtype=np.int64)
+    add_shared_pads(buffer[None], keys, [Places([0], np.arange(len(keys))[None], signs)], field)
 
 
 def add_shared_pads(
-    table: torch.Tensor, pads: Sequence[tuple[bytes, Sequence[tuple[int, int]]]]
+    table: torch.Tensor, keys: Sequence[bytes], places: Sequence[Places], field: str
 ) -> None:
     """Add each of several keys' pads to some rows of a table, in place and in the ring.
 
@@ -331,63 +358,67 @@ def add_shared_pads(
 
     Args:
         table: contiguous int32 or int64 tensor (k, …) on the CPU.
-        pads: key of 32 bytes, and (row, sign 1 or -1) of each row that its pad is added to.
+        keys: keys of the pads, 32 bytes each.
+        places: which pads are added to which rows.
+        field: name of the field; each field's pads are independent.
 
     Raises:
         UsageError: another table or sign.
     """
     rows = _words(table)
-    if rows.shape[1] * rows.itemsize <= KEY:
-        _add_short_pads(rows, pads)
-        return
-    streams = []
-    for key, places in pads:
-        # typed as Any: numpy's ufuncs have no common type
-        operations: list[tuple[int, Any]] = []
-        for row, sign in places:
-            if sign not in (1, -1):
-                raise UsageError(f"the sign of a pad is 1 or -1, not {sign}")
-            operations.append((row, np.add if sign == 1 else np.subtract))
-        streams.append((_stream(key), operations))
+    if not all((np.abs(own.signs) == 1).all() for own in places):
+        raise UsageError("the sign of a pad is 1 or -1")
+    if rows.shape[1] * rows.itemsize <= SHORT:
+        _add_short_pads(rows, keys, places, field)
+    else:
+        _add_streams(rows, keys, places, field)
+
+
+def _add_short_pads(
+    rows: NDArray[Any], keys: Sequence[bytes], places: Sequence[Places], field: str
+) -> None:
+    """Add pads that are derived whole, as `add_shared_pads` does."""
+    about = _of_field("securecluster short pad v2", field)
+    size = rows.shape[1] * rows.itemsize
+    # `derived` in line: there is one for each pair of clients
+    shake = hashlib.shake_256
+    made = b"".join([shake(key + about).digest(size) for key in keys])
+    # Pads are bytes: the words of all machines are in one order.
+    words = np.frombuffer(made, dtype=rows.dtype.newbyteorder("<"))
+    pads = words.reshape(len(keys), rows.shape[1])
+    for own in places:
+        signs = own.signs.astype(rows.dtype)
+        # rows whose pads are in memory at once
+        step = max(1, GATHERED_BYTES // max(1, own.pads.shape[1] * size))
+        for start in range(0, len(own.rows), step):
+            part = slice(start, start + step)
+            rows[own.rows[part]] += np.einsum("kp,kpn->kn", signs[part], pads[own.pads[part]])
+
+
+def _add_streams(
+    rows: NDArray[Any], keys: Sequence[bytes], places: Sequence[Places], field: str
+) -> None:
+    """Add pads that are streams of a cipher, as `add_shared_pads` does."""
+    about = _of_field("securecluster pad stream v2", field)
+    # typed as Any: numpy's ufuncs have no common type
+    operations: list[list[tuple[int, Any]]] = [[] for _ in keys]
+    for own in places:
+        for row, chosen, signs in zip(own.rows, own.pads.tolist(), own.signs.tolist(), strict=True):
+            for pad, sign in zip(chosen, signs, strict=True):
+                operations[pad].append((row, np.add if sign == 1 else np.subtract))
+    streams = [_stream(derived(key, about)) for key in keys]
     block_words = BLOCK_BYTES // rows.itemsize
-    # RFC 8439 serializes its words in little-endian order.
     scratch = np.empty(block_words, dtype=rows.dtype.newbyteorder("<"))
     scratch_bytes = scratch.data.cast("B")
     for start in range(0, rows.shape[1], block_words):
         blocks = list(rows[:, start : start + block_words])
-        pad = scratch[: len(blocks[0])]
-        zeros = ZEROS[: pad.nbytes]
-        for stream, operations in streams:
+        block = scratch[: len(blocks[0])]
+        zeros = ZEROS[: block.nbytes]
+        for stream, added in zip(streams, operations, strict=True):
             # Encrypted zeros are the stream itself.
             stream.update_into(zeros, scratch_bytes)
-            for row, operation in operations:
-                operation(blocks[row], pad, blocks[row])
-
-
-def _add_short_pads(
-    rows: NDArray[Any], pads: Sequence[tuple[bytes, Sequence[tuple[int, int]]]]
-) -> None:
-    """Add pads of `KEY` bytes or fewer, as `add_shared_pads` does: keys that follow from theirs.
-
-    A stream takes ten times as long to begin. Its key is never a pad itself.
-
-    Args:
-        rows: integers (k, n), which wrap.
-        pads: as in `add_shared_pads`.
-    """
-    made = b"".join(expand(key, SHORT) for key, _ in pads)
-    words = np.frombuffer(made, dtype=rows.dtype.newbyteorder("<"))
-    words = words.reshape(len(pads), -1)[:, : rows.shape[1]]
-    for pad, (_, places) in zip(words, pads, strict=True):
-        for row, sign in places:
-            rows[row] += _signed(pad, sign)
-
-
-def _signed(pad: NDArray[Any], sign: int) -> NDArray[Any]:
-    """Return a pad with its sign, 1 or -1."""
-    if sign not in (1, -1):
-        raise UsageError(f"the sign of a pad is 1 or -1, not {sign}")
-    return pad if sign == 1 else -pad
+            for row, operation in added:
+                operation(blocks[row], block, blocks[row])
 
 
 def _words(table: torch.Tensor) -> NDArray[Any]:
@@ -409,38 +440,24 @@ def _words(table: torch.Tensor) -> NDArray[Any]:
     return words
 
 
-def byte_source(key: bytes) -> ByteSource:
-    """Return a function that returns the next bytes of the ChaCha20 stream of a key.
-
-    Args:
-        key: 32 secret bytes.
-    """
-    stream = _stream(key)
-
-    def read(count: int) -> bytes:
-        return stream.update(bytes(count))
-
-    return read
-
-
 def _stream(key: bytes) -> CipherContext:
-    """Return the ChaCha20 stream of a key, from block 0 and with a nonce of zeros.
+    """Return the AES-256-CTR stream of a key, from block 0.
 
-    Every key makes one stream only, so the nonce need not change.
+    Every key makes one stream only, so the counter need not begin elsewhere.
 
     Args:
         key: 32 secret bytes.
     """
-    cipher, chacha20 = _ciphers()
-    counter_and_nonce = bytes(16)
-    stream: CipherContext = cipher(chacha20(key, counter_and_nonce), mode=None).encryptor()
+    cipher, aes, counter = _ciphers()
+    stream: CipherContext = cipher(aes(key), counter(bytes(16))).encryptor()
     return stream
 
 
 @cache
-def _ciphers() -> tuple[Any, Any]:
+def _ciphers() -> tuple[Any, Any, Any]:
     """Return the classes of a stream, which take longer to import again than a stream to begin."""
     from cryptography.hazmat.primitives.ciphers import Cipher
-    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+    from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+    from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-    return Cipher, ChaCha20
+    return Cipher, AES256, CTR

@@ -1,8 +1,8 @@
 """The clients' half of secure sums: a service of the endpoint, and the masking of its replies.
 
 Keys are exchanged once a run (`key_exchange`). The reply to the protocol's own call is masked, with
-sealed shares of its self mask. Then, only where clients were lost, `reveal_pads` brings the call's
-pad keys with the lost ones, and `reveal_shares` the shares of the survivors' self masks.
+covered shares of its self mask. Then, only where clients were lost, `reveal_pads` brings the call's
+pad keys with the lost ones, and `reveal_shares` what opens shares of the survivors' self masks.
 
 Security rules:
 
@@ -23,25 +23,31 @@ Security rules:
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError, StaleError, UsageError
-from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
-from securecluster.messaging.octets import as_rows, as_table
+from securecluster.errors import PolicyError, StaleError, UsageError
+from securecluster.messaging.messages import Call, FrameRows, Picks, Rows, parse_ids
+from securecluster.messaging.octets import as_table
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.keyed_digest import keyed_digest
-from securecluster.privacy.masking.pads import KEY, encoded, expand, transcript
+from securecluster.privacy.masking.pads import KEY, derived, encoded, purpose_hash
 from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.secure_sums.double_mask import (
     TAG,
-    CallEnds,
     ClientMasks,
     SumContext,
     UnmaskingGuard,
-    mask_table,
+    covered_shares,
+    deal,
+    mask_tables,
+    opened_shares,
     origin_tag,
 )
 from securecluster.protections.secure_sums.graph import Graph, Plan, build_graph
@@ -50,13 +56,12 @@ from securecluster.protections.secure_sums.messages import (
     SUM_METHODS,
     LostMembers,
     PadKeys,
-    RelayedBoxes,
     SeedShares,
     bits_of,
     masked_class,
 )
+from securecluster.protections.secure_sums.pair_secrets import Octets, Pairs, PairSecrets
 from securecluster.protections.secure_sums.shamir import VALUE
-from securecluster.protections.secure_sums.shares import ShareSeal
 from securecluster.protections.secure_sums.sum_record import SumRecord
 from securecluster.protections.sum_calls import (
     FollowingSum,
@@ -74,9 +79,11 @@ if TYPE_CHECKING:
 
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
-# seals of pairs in memory: of all neighbours of a client on a machine of its own, and of a thousand
-# clients in one process
-KEPT_SEALS = 1 << 17
+ROW_DIGESTS = purpose_hash("securecluster row digests v2")  # what their keys are for
+# graphs that are kept, such as those of the clusters of a round
+KEPT_GRAPHS = 16
+# pairs of clients whose places in graphs stay in memory
+KEPT_PAIRS = 1 << 19
 
 
 class SecureSumService(ClientHalf):
@@ -115,7 +122,10 @@ class SecureSumService(ClientHalf):
         self._shares = shares
         self._fixed = fixed
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
-        self._seal = lru_cache(KEPT_SEALS)(partial(ShareSeal, run=self._run))
+        # of the last call, by context and origin
+        self._attempts: dict[tuple[bytes, bytes], _Attempt] = {}
+        # of the last graphs, as far as `KEPT_PAIRS` allows
+        self._pairs: OrderedDict[int, Pairs] = OrderedDict()  # they hold their graphs
 
     @property
     def least_survivors(self) -> Callable[[int], int] | None:
@@ -157,6 +167,7 @@ class SecureSumService(ClientHalf):
                 the client does not have.
         """
         check_sums_alone(call, release)
+        checked: set[tuple[int, ...]] = set()  # lists that clients of one sum share
         for client, members in members_of(call):
             if client not in members:
                 raise PolicyError(
@@ -168,8 +179,10 @@ class SecureSumService(ClientHalf):
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
                     f"for {minimum} or more"
                 )
-            check_cohorts(client, members, self._cohorts)
-            self._exchange.check_members(client, members)
+            if members not in checked:
+                check_cohorts(client, members, self._cohorts)
+                self._exchange.check_members(client, members)
+                checked.add(members)
             if isinstance(call.query, FollowingSum):
                 self._check_earlier_sum(client, members, call.query)
 
@@ -219,32 +232,24 @@ class SecureSumService(ClientHalf):
                     if self.tap is not None:
                         largest = self._largest(name, width, groups)
                         self.tap(call, name, tables[name].numpy(), largest)
-        commitments = []
-        boxes: list[bytes] = []
-        picks = []
         all_masks = []
         tags = []
-        # keys of pairs of these clients, for this call alone
-        call_keys: dict[CallEnds, bytes] = {}
-        for k, (client, context, graph) in enumerate(self._contexts(call, call.method)):
-            rows = [table[k] for table in tables.values()]
+        arrays = [table.numpy() for table in tables.values()]
+        for k, (client, context, pairs) in enumerate(self._contexts(call, call.method)):
             origin = call.origins[k]
-            self._take_part(client, context, graph, rows, minimum, origin)
-            masks = self._masks(client, context, graph, origin, call_keys)
-            tags.append(origin_tag(origin, context))
-            all_masks.append(masks)
-            commitments.append(masks.commitment())
-            sealed = masks.boxes()
-            first = len(boxes)
-            boxes += [sealed[peer] for peer in sorted(sealed)]
-            picks.append(tuple(range(first, len(boxes))))
-        for name, table in tables.items():
-            mask_table(all_masks, table, name)
+            rows = [array[k] for array in arrays]
+            self._take_part(client, context, pairs.graph, rows, minimum, origin)
+            attempt = self._attempt(context, pairs, origin)
+            all_masks.append(attempt.masks_of(client, self._mask_secret(client)))
+            tags.append(attempt.tag)
+        deal(all_masks)
+        mask_tables(all_masks, tables)
+        commitments = [masks.commitment() for masks in all_masks]
         fields = {name: Rows(tables[name]) if name in tables else None for name in bits}
         return masked(
             **fields,
             commitment=Rows(as_table(commitments, KEY)),
-            boxes=Picks(as_table(boxes, BOX), tuple(picks)),
+            boxes=_picks(covered_shares(all_masks), BOX),
             origin=Rows(as_table(tags, TAG)),
         )
 
@@ -296,7 +301,7 @@ class SecureSumService(ClientHalf):
         client: int,
         context: SumContext,
         graph: Graph,
-        rows: Sequence[torch.Tensor],
+        rows: Sequence[NDArray[Any]],
         minimum: int,
         origin: bytes,
     ) -> None:
@@ -307,11 +312,11 @@ class SecureSumService(ClientHalf):
                 f"client {client} refuses the secure sum of call {context.call}: it has long "
                 "answered later ones"
             )
-        key = expand(self._mask_secret(client), transcript("securecluster row digests v1"))
+        key = derived(self._mask_secret(client), ROW_DIGESTS)
         digest = hashlib.blake2b(digest_size=32)
         for number, row in enumerate(rows):
             about = context.hash + encoded(number)
-            digest.update(keyed_digest(key, about, row.numpy()))
+            digest.update(keyed_digest(key, about, row))
         guard = self._guard(client, len(context.members))
         guard.take_part(context, graph, digest.digest(), minimum, origin)
         record.forget()
@@ -319,49 +324,47 @@ class SecureSumService(ClientHalf):
     def _reveal_pads(self, call: Call) -> PadKeys:
         """Return the call's pad keys with lost neighbours, as the guards allow."""
         query: LostMembers = call.query
-        keys: list[bytes] = []
-        picks = []
-        for k, (client, context, graph) in enumerate(self._contexts(call, query.purpose)):
+        revealed = []
+        for k, (client, context, pairs) in enumerate(self._contexts(call, query.purpose)):
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
             check_cohorts(client, set(context.members).difference(lost), self._cohorts)
             guard = self._guard(client, len(context.members))
             peers = guard.reveal_pads(context, lost)
             # the pads that it has added, whatever it was sent since
-            masks = self._masks(client, context, graph, guard.origin(context))
-            revealed = masks.pad_keys(peers)
-            first = len(keys)
-            keys += [revealed[peer] for peer in peers]
-            picks.append(tuple(range(first, len(keys))))
-        return PadKeys(Picks(as_table(keys, KEY), tuple(picks)))
+            attempt = self._attempt(context, pairs, guard.origin(context))
+            masks = attempt.masks_of(client, self._mask_secret(client))
+            keys = b"".join(masks.pad_keys(peers).values())
+            revealed.append(np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY))
+        return PadKeys(_picks(revealed, KEY))
 
     def _reveal_shares(self, call: Call) -> SeedShares:
-        """Return the clients' shares of the survivors' seeds, as the guards allow."""
-        query: RelayedBoxes = call.query
-        shares: list[bytes] = []
-        picks = []
-        for k, (client, context, graph) in enumerate(self._contexts(call, query.purpose)):
-            lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
-            survivors = [member for member in context.members if member not in lost]
-            check_cohorts(client, survivors, self._cohorts)
-            owners = self._guard(client, len(context.members)).reveal_shares(context, survivors)
-            senders = [owner for owner in owners if owner != client]
-            boxes = as_rows(query.boxes.table[list(query.boxes.picks[k])])
-            if len(boxes) != len(senders):
-                raise FrameError(
-                    f"client {client} was sent {len(boxes)} boxes of {len(senders)} survivors: the "
-                    "frame is refused"
-                )
-            masks = self._masks(client, context, graph)
-            values = masks.shares(owners, dict(zip(senders, boxes, strict=True)))
-            first = len(shares)
-            shares += [values[owner].to_bytes(VALUE, "big") for owner in owners]
-            picks.append(tuple(range(first, len(shares))))
-        return SeedShares(Picks(as_table(shares, VALUE), tuple(picks)))
+        """Return what opens the clients' shares of the survivors' seeds, as the guards allow."""
+        query: LostMembers = call.query
+        all_masks = []
+        allowed = []
+        # of lists that clients of one sum share, by its members and rows of the message
+        survivors_of: dict[tuple[tuple[int, ...], FrameRows], tuple[int, ...]] = {}
+        for k, (client, context, pairs) in enumerate(self._contexts(call, query.purpose)):
+            about = (context.members, query.lost.picks[k])
+            if about not in survivors_of:
+                lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
+                survivors = context.members
+                if lost:
+                    survivors = tuple(member for member in survivors if member not in lost)
+                check_cohorts(client, survivors, self._cohorts)
+                survivors_of[about] = survivors
+            survivors = survivors_of[about]
+            guard = self._guard(client, len(context.members))
+            allowed.append(guard.reveal_shares(context, survivors))
+            attempt = self._attempt(context, pairs, guard.origin(context))
+            all_masks.append(attempt.masks_of(client, self._mask_secret(client)))
+        deal(all_masks)
+        return SeedShares(_picks(opened_shares(all_masks, allowed), VALUE))
 
-    def _contexts(self, call: Call, purpose: str) -> Iterator[tuple[int, SumContext, Graph]]:
-        """Yield each client of a call, the attempt that it belongs to, and the members' graph."""
+    def _contexts(self, call: Call, purpose: str) -> Iterator[tuple[int, SumContext, Pairs]]:
+        """Yield each client of a call, the attempt that it belongs to, and the members' pairs."""
         # clients of one sum share both
-        context_of: dict[tuple[int, ...], tuple[SumContext, Graph]] = {}
+        context_of: dict[tuple[int, ...], tuple[SumContext, Pairs]] = {}
         for client, members in members_of(call):
             if members not in context_of:
                 context_of[members] = self._context(call, purpose, members)
@@ -369,20 +372,45 @@ class SecureSumService(ClientHalf):
 
     def _context(
         self, call: Call, purpose: str, members: tuple[int, ...]
-    ) -> tuple[SumContext, Graph]:
-        """Return the attempt that a frame belongs to, and the graph of its members."""
+    ) -> tuple[SumContext, Pairs]:
+        """Return the attempt that a frame belongs to, and the pairs of its members."""
         self._exchange.check_members(call.to[0], members)
         graph = sum_graph(self._run, members, self._exchange.public, self._plan)
+        # by identity: graphs of other keys may look the same
+        pairs = self._pairs.get(id(graph))
+        if pairs is None:
+            pairs = self._pairs[id(graph)] = Pairs(graph, self._exchange.pair_key)
+        self._pairs.move_to_end(id(graph))
         context = SumContext(
             run=self._run,
             purpose=purpose,
             call=call.step,
             attempt=call.attempt,
-            members=members,
+            members=graph.members,
             threshold=graph.threshold,
             values=same_rows(purpose, self._fixed),
         )
-        return context, graph
+        return context, pairs
+
+    def _attempt(self, context: SumContext, pairs: Pairs, origin: bytes) -> _Attempt:
+        """Return what the clients derive for one attempt and rows of one origin."""
+        key = (context.hash, origin)
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.pairs is not pairs:
+            # What is derived for a call outlives it in no memory: a late request derives it anew.
+            for earlier, kept in list(self._attempts.items()):
+                if kept.call != context.call:
+                    del self._attempts[earlier]
+            attempt = self._attempts[key] = _Attempt(context, pairs, origin)
+            self._forget_pairs()
+        return attempt
+
+    def _forget_pairs(self) -> None:
+        """Drop the pairs of the oldest graphs, but never those of the last one."""
+        total = sum(len(pairs.keys) for pairs in self._pairs.values())
+        while total > KEPT_PAIRS and len(self._pairs) > 1:
+            _, oldest = self._pairs.popitem(last=False)
+            total -= len(oldest.keys)
 
     def _guard(self, client: int, members: int) -> UnmaskingGuard:
         """Return a client's guard for a sum of some members, with what it has allowed so far."""
@@ -403,26 +431,64 @@ class SecureSumService(ClientHalf):
         """
         return max(self._shares, self._ranges.least_members(self._minimum, members))
 
-    def _masks(
-        self,
-        client: int,
-        context: SumContext,
-        graph: Graph,
-        origin: bytes = b"",
-        call_keys: dict[CallEnds, bytes] | None = None,
-    ) -> ClientMasks:
-        """Return a client's masks for one attempt, with pads of rows of one origin."""
-        secret = self._mask_secret(client)
-        neighbours = graph.neighbours(client)
-        pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
-        return ClientMasks(client, secret, pair_keys, context, graph, self._seal, call_keys, origin)
-
     def _mask_secret(self, client: int) -> bytes:
         """Return the secret of a client's self masks, 32 bytes, drawn once a run."""
         record = self._record(client)
         if not record.mask:
             record.mask = self._keys.secret(client, "secure sum self masks")
         return record.mask
+
+
+class _Attempt:
+    """What clients of one machine derive for one attempt and rows of one origin.
+
+    It follows from what they keep, and is only kept from the rows to the shares to save time.
+
+    Args:
+        context: the attempt.
+        pairs: of its members.
+        origin: of the rows.
+
+    Attributes:
+        call: number of the call.
+        tag: tag of the origin, for the server.
+    """
+
+    def __init__(self, context: SumContext, pairs: Pairs, origin: bytes) -> None:
+        self.pairs = pairs
+        self.call = context.call
+        self.tag = origin_tag(origin, context)
+        self._context = context
+        self._secrets = PairSecrets(pairs, context.hash, origin)
+        self._masks: dict[int, ClientMasks] = {}
+
+    def masks_of(self, client: int, secret: bytes) -> ClientMasks:
+        """Return a client's masks.
+
+        Args:
+            client: its id.
+            secret: key of its self masks.
+        """
+        masks = self._masks.get(client)
+        if masks is None or masks.secret != secret:
+            masks = self._masks[client] = ClientMasks(client, secret, self._context, self._secrets)
+        return masks
+
+
+def _picks(tables: Sequence[Octets], width: int) -> Picks:
+    """Return the rows of each frame as a field of a message.
+
+    Args:
+        tables: bytes (r, width) of each frame.
+        width: bytes of a row, where there is none.
+    """
+    picks = []
+    first = 0
+    for table in tables:
+        picks.append(tuple(range(first, first + len(table))))
+        first += len(table)
+    rows = np.concatenate([np.empty((0, width), dtype=np.uint8), *tables])
+    return Picks(torch.from_numpy(rows), tuple(picks))
 
 
 def same_rows(purpose: str, fixed: Collection[str]) -> str:
@@ -451,6 +517,13 @@ def sum_graph(run: bytes, members: Sequence[int], public: Mapping[int, bytes], p
     """
     if len(members) < plan.minimum:
         raise UsageError(f"a secure sum has {plan.minimum} members or more, not {len(members)}")
-    keys = [public[member] for member in sorted(members)]
-    seed = transcript("securecluster sum graph seed v1", run, *keys)
-    return build_graph(members, hashlib.sha256(seed).digest(), plan)
+    ascending = tuple(sorted(members))
+    keys = [public[member] for member in ascending]
+    seed = purpose_hash("securecluster sum graph seed v1", run, *keys)
+    return _built(ascending, seed, plan)
+
+
+@lru_cache(KEPT_GRAPHS)
+def _built(members: tuple[int, ...], seed: bytes, plan: Plan) -> Graph:
+    """Return `build_graph`, which all sums over the same members have in common."""
+    return build_graph(members, seed, plan)

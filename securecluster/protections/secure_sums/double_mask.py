@@ -5,42 +5,56 @@ A client sends
     y_i = encode(x_i) + PRG(b_i) + Σ_{j > i} PRG(k_ij) - Σ_{j < i} PRG(k_ij)   in Z_2^32 or Z_2^64,
 
 where j are its neighbours, k_ij the key of the pair for this call and the row's origin, and b_i the
-seed of its self mask (Bonawitz et al. 2017, Section 4). It seals Shamir shares of b_i to its
-neighbours, in the same message. Then there are two phases:
+seed of its self mask (Bonawitz et al. 2017, Section 4). In the same message it sends Shamir shares
+of b_i for its neighbours, each under a cover c_ij that the two derive for this call, a one-time
+pad. Then there are two phases:
 
 1. Only where clients were lost: the others reveal their k_ij with them. Who does not reply is lost,
    too, and its row is left out, so the phase is repeated with the larger list.
-2. The survivors reveal their shares of each other's b_i, of which a threshold is enough.
+2. The survivors reveal the covers of their shares of each other's b_i, of which a threshold is
+   enough.
 
 The pads between survivors cancel. `UnmaskingGuard` is what a client insists on before it reveals
-anything. (Two deviations from the papers: keys of pairs for each call are revealed by their owners,
-so that the X25519 keys last a run and no share of them exists; and shares travel with the row.)
+anything. (Deviations from the papers: keys of pairs for each call are revealed by their owners, so
+that the X25519 keys last a run and no share of them exists; shares travel with the row; and they
+stay at the server, which is sent a cover in place of an opened share, so that no box is relayed.)
+
+Why covers hide shares as sealed boxes do. k_ij, c_ij and c_ji are parts of one output of a
+pseudorandom function of the pair's key and of the whole context (`pair_secrets`). To whoever lacks
+the pair's key they are uniform, and each covers one share: what is dealt follows from the client's
+secret and the same context, so that a client that is asked again sends the same bytes, and the
+guard lets no client take part twice in one context with another origin. Until a neighbour reveals
+c_ij its share is as good as not sent, and then the server reads what the opened box would have told
+it. The server hands nothing to the neighbour, so there is nothing that it could alter: a share that
+a client altered is found by the commitment to b_i, as before. One sum tells nothing of another,
+since b_i, its polynomial and all three keys of each pair are outputs for this context alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import combinations, islice
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
 from securecluster.privacy.masking import pads
-from securecluster.privacy.masking.pads import pad_sign
+from securecluster.privacy.masking.pads import KEPT, derived, pad_sign, purpose_hash
 from securecluster.protections.secure_sums import shamir
 from securecluster.protections.secure_sums.graph import Graph
-from securecluster.protections.secure_sums.shares import ShareSeal
+from securecluster.protections.secure_sums.pair_secrets import Octets, PairSecrets
 
 # of the shares of a seed, which are tried where some were altered
 MOST_SUBSETS = 1000
 # bytes of the tag of a row's origin
 TAG = 16
-
-# key of a pair, hash of the context, and origin of the row
-CallEnds = tuple[bytes, bytes, bytes]
 
 
 class TooFewSurvivorsError(SecureClusterError):
@@ -102,27 +116,32 @@ class SumContext:
         return hashlib.sha256(text).digest()
 
 
-def coordinate(client: int) -> int:
-    """Return the x-coordinate of the shares that a client holds.
+@lru_cache(KEPT)
+def _about(label: str, context: bytes) -> bytes:
+    """Return what bytes of one attempt are for, by the hash of its context."""
+    return purpose_hash(label, context)
+
+
+def seed_of(secret: shamir.Numbers, context: SumContext) -> bytes:
+    """Return the seed of a self mask, 32 bytes, by the secret that shares give.
 
     Args:
-        client: id of the client, from 0.
+        secret: sixteen numbers below the prime.
+        context: the attempt that the seed is for.
     """
-    # The polynomial is the seed itself at zero: nobody holds that point.
-    return client + 1
+    return derived(secret.astype("<u2").tobytes(), _about("securecluster seed v2", context.hash))
 
 
 def commitment(seed: bytes, context: SumContext) -> bytes:
     """Return a commitment to the seed of a self mask, 32 bytes.
 
-    It hides the seed, which is uniform, and no other seed has the same one.
+    It hides the seed, which is uniform, and nobody finds another seed with the same one.
 
     Args:
         seed: 32 secret bytes.
         context: the attempt that the seed is for.
     """
-    info = pads.transcript("securecluster seed commitment v1", context.hash)
-    return pads.expand(seed, info)
+    return derived(seed, _about("securecluster seed commitment v2", context.hash))
 
 
 def origin_tag(origin: bytes, context: SumContext) -> bytes:
@@ -148,46 +167,29 @@ class ClientMasks:
     Args:
         client: id of the client, a member.
         secret: key of its self masks, 32 secret bytes drawn for this run.
-        pair_keys: neighbour -> key of the pair (`KeyPair.pair_key`).
         context: the attempt.
-        graph: graph of its members.
-        seal: returns the seal of a pair's key; None makes it anew.
-        call_keys: (key of a pair, hash of the context, origin) -> key of its pads in this call, as
-            another client of the machine has derived it; completed in place.
-        origin: digest of the public numbers that the row follows from. Pads cancel between rows of
-            one origin only.
+        secrets: what its pairs derive for this attempt and the row's origin. Pads cancel between
+            rows of one origin only.
 
     Raises:
-        UsageError: a graph of other members or another threshold, or a neighbour without a key.
+        UsageError: pairs of another graph than that of the members and the threshold.
     """
 
-    def __init__(  # noqa: PLR0913 (all that the masks of one attempt follow from)
-        self,
-        client: int,
-        secret: bytes,
-        pair_keys: Mapping[int, bytes],
-        context: SumContext,
-        graph: Graph,
-        seal: Callable[[bytes], ShareSeal] | None = None,
-        call_keys: dict[CallEnds, bytes] | None = None,
-        origin: bytes = b"",
+    def __init__(
+        self, client: int, secret: bytes, context: SumContext, secrets: PairSecrets
     ) -> None:
-        _check_graph(context, graph)
+        self._graph = secrets.pairs.graph
+        _check_graph(context, self._graph)
         self.client = client
-        self.neighbours = graph.neighbours(client)
-        missing = [peer for peer in self.neighbours if peer not in pair_keys]
-        if missing:
-            raise UsageError(
-                f"client {client} has no key with client {missing[0]}: agree on keys first"
-            )
+        self.neighbours = self._graph.neighbours(client)
+        self.secret = secret
         self._context = context
-        self._secret = secret
+        self._secrets = secrets
         # Keys of clients that are no neighbours stay out of reach of a request to reveal them.
-        self._pair_keys = {peer: pair_keys[peer] for peer in self.neighbours}
-        self._seal_of = seal or partial(ShareSeal, run=context.run)
-        self._derived = {} if call_keys is None else call_keys
-        self._origin = origin
-        self._seed = self._derive("securecluster self mask v1")
+        self._pairs, self._signs = secrets.pairs.of(client)
+        # place among the holders of its seed, from 0
+        self._rank = bisect_left(self.neighbours, client)
+        self._dealt: _Dealt | None = None
 
     def __repr__(self) -> str:
         return f"ClientMasks(client={self.client}, keys hidden)"
@@ -199,109 +201,166 @@ class ClientMasks:
             rows: contiguous int32 or int64 row (…) on the CPU.
             field: name of the field; each field of a reply has masks of its own.
         """
-        mask_table([self], rows[None], field)
+        mask_tables([self], {field: rows[None]})
 
     def commitment(self) -> bytes:
         """Return the commitment to the seed of the self mask, 32 bytes, for the server."""
         return commitment(self._seed, self._context)
 
-    def boxes(self) -> dict[int, bytes]:
-        """Return the sealed share of the seed for each neighbour, by its id."""
-        boxes = {}
-        # The own share needs no box: it never leaves before the client may reveal it.
-        for client in self.neighbours:
-            seal = self._seal(client)
-            value = self._own_share(client)
-            boxes[client] = seal.close([value], self._context.hash, self.client, client)
+    def boxes(self) -> Octets:
+        """Return the covered share of the seed for each neighbour (k, 32), in ascending order."""
+        (boxes,) = covered_shares([self])
         return boxes
 
-    def pad_keys(self, lost: Iterable[int]) -> dict[int, bytes]:
+    def shares(self, owners: Sequence[int]) -> Octets:
+        """Return what opens the client's shares of survivors' seeds, as `opened_shares` does.
+
+        Args:
+            owners: ascending, as `UnmaskingGuard.reveal_shares` allows them.
+        """
+        (opened,) = opened_shares([self], [owners])
+        return opened
+
+    def pad_keys(self, lost: Sequence[int]) -> dict[int, bytes]:
         """Return the call's pair keys with lost neighbours, by their ids.
 
         Args:
             lost: neighbours, as `UnmaskingGuard.reveal_pads` allows them.
         """
-        return {peer: self._call_keys[peer] for peer in lost}
+        positions = [self.neighbours.index(peer) for peer in lost]
+        keys = self._secrets.pad_keys(self._pairs[positions])
+        return dict(zip(lost, keys, strict=True))
 
-    def shares(self, owners: Iterable[int], boxes: Mapping[int, bytes]) -> dict[int, int]:
-        """Return the client's shares of the seeds of survivors, by their owners.
+    @property
+    def _seed(self) -> bytes:
+        """Return the seed of the self mask."""
+        return self._dealing.seed
 
-        Args:
-            owners: neighbours and the client itself, as `UnmaskingGuard.reveal_shares` allows them.
-            boxes: owner -> box that it sealed for this client.
-
-        Raises:
-            FrameError: a box that is missing, was altered, or belongs to something else.
-        """
-        values = {}
-        for owner in owners:
-            if owner == self.client:
-                # The client holds a share, too: fewer others are needed.
-                values[owner] = self._own_share(owner)
-                continue
-            if owner not in boxes:
-                raise FrameError(f"client {self.client} was sent no box of client {owner}")
-            seal = self._seal(owner)
-            opened = seal.open(boxes[owner], 1, self._context.hash, owner, self.client)
-            values[owner] = opened[0]
-        return values
-
-    def _own_share(self, holder: int) -> int:
-        """Return the value of a holder's share of the client's own seed."""
-        return shamir.evaluate(self._polynomial, coordinate(holder))
-
-    @cached_property
-    def _polynomial(self) -> list[int]:
-        """Return the polynomial that the shares of the client's own seed lie on."""
-        # Derived coefficients: a client that is asked again deals the same shares, and not a second
-        # set, which together with the first would need fewer holders.
-        source = pads.byte_source(self._derive("securecluster share polynomial v1"))
-        return shamir.polynomial(self._seed, self._context.threshold, source)
-
-    def _derive(self, label: str) -> bytes:
-        return pads.expand(self._secret, pads.transcript(label, self._context.hash))
-
-    @cached_property
-    def _call_keys(self) -> dict[int, bytes]:
-        """Return the call's key of the pads with each neighbour."""
-        context = self._context
-        keys = {}
-        for peer, pair_key in self._pair_keys.items():
-            ends = (pair_key, context.hash, self._origin)
-            if ends not in self._derived:
-                self._derived[ends] = pads.call_key(
-                    pair_key, context.call, context.attempt, context.members_hash, self._origin
-                )
-            keys[peer] = self._derived[ends]
-        return keys
-
-    def _seal(self, peer: int) -> ShareSeal:
-        return self._seal_of(self._pair_keys[peer])
+    @property
+    def _dealing(self) -> _Dealt:
+        """Return the seed and its shares."""
+        if self._dealt is None:
+            deal([self])
+        assert self._dealt is not None
+        return self._dealt
 
 
-def mask_table(clients: Sequence[ClientMasks], table: torch.Tensor, field: str) -> None:
+@dataclass(frozen=True)
+class _Dealt:
+    """A client's seed, and its shares by holder (holders, 32)."""
+
+    seed: bytes = field(repr=False)
+    shares: Octets = field(repr=False)
+
+
+def deal(clients: Sequence[ClientMasks]) -> None:
+    """Draw the seeds of clients and their shares, of those of one attempt at once.
+
+    The coefficients follow from a client's secret: one that is asked again deals the same shares,
+    and not a second set, which together with the first would need fewer holders.
+
+    Args:
+        clients: their masks; those that have dealt theirs are left as they are.
+    """
+    for group in _by_attempt([masks for masks in clients if masks._dealt is None]):
+        context = group[0]._context
+        about = _about("securecluster share polynomial v2", context.hash)
+        sources = [partial(derived, masks.secret, about) for masks in group]
+        coefficients = shamir.polynomials(context.threshold, sources)
+        shares = shamir.share(coefficients, len(group[0].neighbours) + 1)
+        octets = shares.astype("<u2", copy=False).view(np.uint8)
+        for masks, own, secret in zip(group, octets, coefficients[:, 0], strict=True):
+            masks._dealt = _Dealt(seed_of(secret, context), own)
+
+
+def covered_shares(clients: Sequence[ClientMasks]) -> list[Octets]:
+    """Return what each client sends its neighbours by way of the server, (k, 32) in their order.
+
+    Args:
+        clients: their masks.
+    """
+    boxes: dict[int, Octets] = {}
+    for group in _by_attempt(clients):
+        pairs = np.stack([masks._pairs for masks in group])
+        signs = np.stack([masks._signs for masks in group])
+        shares = np.stack([masks._dealing.shares for masks in group])
+        # The own share needs no cover: it never leaves before the client may reveal it.
+        others = np.ones(shares.shape[:2], dtype=bool)
+        others[np.arange(len(group)), [masks._rank for masks in group]] = False
+        covered = group[0]._secrets.covers(pairs, signs > 0)
+        covered ^= shares[others].reshape(covered.shape)
+        for masks, rows in zip(group, covered, strict=True):
+            boxes[id(masks)] = rows
+    return [boxes[id(masks)] for masks in clients]
+
+
+def opened_shares(clients: Sequence[ClientMasks], owners: Sequence[Sequence[int]]) -> list[Octets]:
+    """Return what opens each client's shares of survivors' seeds, (o, 32).
+
+    It is the cover of each neighbour's share, and the client's share of its own seed, which it
+    holds, too, so that fewer others are needed.
+
+    Args:
+        clients: their masks.
+        owners: neighbours of each client and the client itself, ascending, as
+            `UnmaskingGuard.reveal_shares` allows them.
+    """
+    allowed = {id(masks): chosen for masks, chosen in zip(clients, owners, strict=True)}
+    opened: dict[int, Octets] = {}
+    for group in _by_attempt(clients):
+        pairs = np.stack([masks._pairs for masks in group])
+        # The neighbour dealt the share, which is the lower id where the client subtracts the pad.
+        signs = np.stack([masks._signs for masks in group])
+        covers = group[0]._secrets.covers(pairs, signs < 0)
+        for masks, rows in zip(group, covers, strict=True):
+            rank = masks._rank
+            own = masks._dealing.shares[rank : rank + 1]
+            of_all = np.concatenate([rows[:rank], own, rows[rank:]])
+            chosen = allowed[id(masks)]
+            if len(chosen) < len(of_all):
+                of_all = of_all[np.isin(masks._graph.holders(masks.client), chosen)]
+            opened[id(masks)] = of_all
+    return [opened[id(masks)] for masks in clients]
+
+
+def _by_attempt(clients: Sequence[ClientMasks]) -> Iterable[list[ClientMasks]]:
+    """Return clients' masks by the attempt and origin that they are for."""
+    groups: dict[int, list[ClientMasks]] = {}
+    for masks in clients:
+        groups.setdefault(id(masks._secrets), []).append(masks)
+    return groups.values()
+
+
+def mask_tables(clients: Sequence[ClientMasks], tables: Mapping[str, torch.Tensor]) -> None:
     """Add the masks of clients of one machine to their rows, in place.
 
     Each row becomes what it would be alone, but a pad of two of the clients is made once.
 
     Args:
         clients: masks of each row's client (k,).
-        table: contiguous int32 or int64 rows (k, …) on the CPU.
-        field: name of the field; each field of a reply has masks of its own.
+        tables: contiguous int32 or int64 rows (k, …) on the CPU, by field; each field of a reply
+            has masks of its own.
     """
-    # key of a pad -> rows that it is added to, with its signs
-    places: dict[bytes, list[tuple[int, int]]] = {}
-    pad_keys: dict[bytes, bytes] = {}  # by the call's key
-    for row, masks in enumerate(clients):
-        # The self mask keeps the row hidden if the server learns all of its pads: a row may come
-        # late.
-        places[pads.field_key(masks._seed, field)] = [(row, 1)]
-        for peer, call_key in masks._call_keys.items():
-            key = pad_keys.get(call_key)
-            if key is None:
-                key = pad_keys[call_key] = pads.field_key(call_key, field)
-            places.setdefault(key, []).append((row, pad_sign(masks.client, peer)))
-    pads.add_shared_pads(table, list(places.items()))
+    # The self mask keeps the row hidden if the server learns all of its pads: a row may come late.
+    keys = [masks._seed for masks in clients]
+    row_of = {id(masks): row for row, masks in enumerate(clients)}
+    places = []
+    for group in _by_attempt(clients):
+        secrets = group[0]._secrets
+        pairs = np.stack([masks._pairs for masks in group])
+        is_used = np.zeros(len(secrets.pairs.keys), dtype=bool)
+        is_used[pairs] = True
+        used = np.flatnonzero(is_used)
+        place = np.zeros(len(is_used), dtype=np.int64)
+        place[used] = np.arange(len(keys), len(keys) + len(used))
+        keys += secrets.pad_keys(used)
+        rows = [row_of[id(masks)] for masks in group]
+        chosen = np.column_stack([rows, place[pairs]])
+        signs = np.stack([masks._signs for masks in group])
+        signs = np.column_stack([np.ones_like(rows), signs])
+        places.append(pads.Places(rows, chosen, signs))
+    for name, table in tables.items():
+        pads.add_shared_pads(table, keys, places, name)
 
 
 class MaskedSum:
@@ -407,16 +466,13 @@ class MaskedSum:
                 f"{self._field}: the secure sum needs the keys of its survivors with lost "
                 "neighbours, and no others"
             )
-        streams = []
-        for seed in seeds.values():
-            streams.append((pads.field_key(seed, self._field), -1))
+        streams = [(seed, -1) for seed in seeds.values()]
         for (survivor, lost), key in pad_keys.items():
             # Only the survivor added this pad: nothing of the lost row is in the sum.
-            sign = -pad_sign(survivor, lost)
-            streams.append((pads.field_key(key, self._field), sign))
+            streams.append((key, -pad_sign(survivor, lost)))
         # The masked sum stays as it is: a caller may find a wrong key and ask again.
         unmasked = self._total.clone()
-        pads.add_pads(unmasked, streams)
+        pads.add_pads(unmasked, streams, self._field)
         return unmasked
 
     def check(self, row: torch.Tensor) -> None:
@@ -459,6 +515,7 @@ class Unmasking:
         graph: graph of its members.
         survivors: clients whose rows are in the sum.
         commitments: survivor -> commitment to its seed, as it came with its row.
+        boxes: survivor -> covered shares of its seed (k, 32), as they came with its row.
 
     Attributes:
         altered: clients that revealed a share that does not fit the others, where it is plain.
@@ -473,6 +530,7 @@ class Unmasking:
         graph: Graph,
         survivors: Sequence[int],
         commitments: Mapping[int, bytes],
+        boxes: Mapping[int, Octets],
     ) -> None:
         _check_graph(context, graph)
         # Without its commitment, a seed from altered shares could not be told from the true one.
@@ -482,10 +540,11 @@ class Unmasking:
         self._context = context
         self._graph = graph
         self._survivors = tuple(sorted(survivors))
+        self._alive = frozenset(survivors)
         self._commitments = commitments
-        self._replied: set[int] = set()
+        self._boxes = boxes
+        self._revealed: dict[int, Octets] = {}
         self.altered: set[int] = set()
-        self._shares: dict[int, list[shamir.Share]] = {owner: [] for owner in self._survivors}
 
     def expected_shares(self, holder: int) -> tuple[int, ...]:
         """Return the survivors whose shares a survivor is to reveal, ascending.
@@ -493,39 +552,32 @@ class Unmasking:
         Args:
             holder: id of the survivor.
         """
-        holds = set(self._graph.holders(holder))
-        return tuple(owner for owner in self._survivors if owner in holds)
+        holders = self._graph.holders(holder)
+        if len(self._alive) == len(self._graph.ring):
+            return holders
+        return tuple(owner for owner in holders if owner in self._alive)
 
-    def add_shares(self, holder: int, values: Mapping[int, int]) -> None:
-        """Store the shares that a survivor revealed.
+    def add_shares(self, holder: int, revealed: Octets) -> None:
+        """Store what a survivor revealed.
 
         Args:
             holder: id of the survivor.
-            values: owner of the seed -> value of the share.
+            revealed: cover of each neighbour's share, and the own share, in the order of
+                `expected_shares`, (o, 32).
 
         Raises:
-            FrameError: a client that did not survive or replied before, or other owners than
-                `expected_shares`.
+            FrameError: a client that did not survive or replied before, or another number of shares
+                than is expected.
         """
-        if holder not in self._survivors or holder in self._replied:
+        if holder not in self._alive or holder in self._revealed:
             raise FrameError(
                 f"client {holder} is no survivor of the secure sum, or revealed its shares twice"
             )
         # More would be shares of lost clients, whose pair keys are revealed: together they open a
         # row.
-        if set(values) != set(self.expected_shares(holder)):
-            raise FrameError(
-                f"client {holder} revealed shares of other clients than it was asked for"
-            )
-        self._replied.add(holder)
-        for owner, value in values.items():
-            item = shamir.Share(
-                secret=b"%d" % owner,
-                threshold=self._context.threshold,
-                x=coordinate(holder),
-                y=value,
-            )
-            self._shares[owner].append(item)
+        if len(revealed) != len(self.expected_shares(holder)):
+            raise FrameError(f"client {holder} revealed other shares than it was asked for")
+        self._revealed[holder] = revealed
 
     def seeds(self) -> dict[int, bytes]:
         """Return the seed of each survivor's self mask.
@@ -535,53 +587,108 @@ class Unmasking:
                 seed is returned then.
             FrameError: shares that do not give the seed that a survivor committed to.
         """
+        if not self._survivors:
+            return {}
+        shares, replied = self._opened()
         # All seeds or none: some of them would give nothing but a reason to ask on.
-        threshold = self._context.threshold
-        for owner, shares in self._shares.items():
-            if len(shares) < threshold:
-                raise TooFewSurvivorsError(
-                    f"the secure sum of call {self._context.call} cannot be unmasked: "
-                    f"{len(shares)} holders of the seed of client {owner} replied, and "
-                    f"{threshold} are needed"
-                )
-        seeds = {}
-        for owner, shares in self._shares.items():
-            # the same holders for all owners where possible, whose weights are computed once
-            seed = self._seed(owner, shares)
-            if seed is None:
-                raise FrameError(
-                    f"the shares of the seed of client {owner} do not give what it committed to: "
-                    "a share was altered"
-                )
-            seeds[owner] = seed
+        self._check_replies(replied)
+        seeds = self._of_first_shares(shares, replied)
+        for k, owner in enumerate(self._survivors):
+            if owner not in seeds:
+                ranks = np.flatnonzero(replied[k]).tolist()
+                seed = self._seed(owner, {rank: shares[k, rank] for rank in ranks})
+                if seed is None:
+                    raise FrameError(
+                        f"the shares of the seed of client {owner} do not give what it committed "
+                        "to: a share was altered"
+                    )
+                seeds[owner] = seed
         return seeds
 
-    def _seed(self, owner: int, shares: Sequence[shamir.Share]) -> bytes | None:
+    def _check_replies(self, replied: NDArray[np.bool_]) -> None:
+        """Raise TooFewSurvivorsError if fewer holders of a seed than the threshold replied."""
+        threshold = self._context.threshold
+        for owner, count in zip(self._survivors, replied.sum(axis=1).tolist(), strict=True):
+            if count < threshold:
+                raise TooFewSurvivorsError(
+                    f"the secure sum of call {self._context.call} cannot be unmasked: {count} "
+                    f"holders of the seed of client {owner} replied, and {threshold} are needed"
+                )
+
+    def _of_first_shares(
+        self, shares: shamir.Numbers, replied: NDArray[np.bool_]
+    ) -> dict[int, bytes]:
+        """Return the seeds that the first shares give, where owners committed to them.
+
+        Args:
+            shares: of the survivors (s, holders, 16).
+            replied: (s, holders) which of them were revealed.
+        """
+        # the same ranks for all owners where possible, whose weights are computed once
+        first = np.argsort(~replied, axis=1, kind="stable")[:, : self._context.threshold]
+        alike: dict[bytes, list[int]] = {}
+        for k, ranks in enumerate(first):
+            alike.setdefault(ranks.tobytes(), []).append(k)
+        seeds: dict[int, bytes] = {}
+        for rows in alike.values():
+            ranks = first[rows[0]]
+            secrets = shamir.recover(tuple((ranks + 1).tolist()), shares[np.ix_(rows, ranks)])
+            for k, secret in zip(rows, secrets, strict=True):
+                owner = self._survivors[k]
+                seed = self._checked(owner, secret)
+                if seed is not None:
+                    seeds[owner] = seed
+        return seeds
+
+    def _opened(self) -> tuple[shamir.Numbers, NDArray[np.bool_]]:
+        """Return the survivors' shares (s, holders, 16), and which of them were revealed."""
+        members = np.array(self._graph.members)
+        table, mirror = self._graph.holder_table
+        count = len(members)
+        alive = np.isin(members, self._survivors)
+        replied = np.isin(members, list(self._revealed))
+        # rows of all clients, in the order of members and of their holders
+        revealed = np.zeros((*table.shape, shamir.VALUE), dtype=np.uint8)
+        if self._revealed:
+            rows = [rows for _, rows in sorted(self._revealed.items())]
+            revealed[replied[:, None] & alive[table]] = np.concatenate(rows)
+        # what an owner's holders revealed, in the order of the holders
+        opened = revealed.reshape(-1, shamir.VALUE)[mirror].reshape(revealed.shape)
+        covered = alive[:, None] & (table != np.arange(count)[:, None])
+        opened[covered] ^= np.concatenate([self._boxes[owner] for owner in self._survivors])
+        numbers = opened.view("<u2").astype(np.uint16, copy=False)
+        return numbers[alive], replied[table][alive]
+
+    def _seed(self, owner: int, shares: Mapping[int, shamir.Numbers]) -> bytes | None:
         """Return the seed that an owner committed to; None if no shares give it.
 
         Where shares were altered, the others are looked for: one altered share after another is
         left out, first those of clients that altered another owner's.
+
+        Args:
+            owner: of the seed.
+            shares: by the holder's rank.
         """
-        suspects = {coordinate(client) for client in self.altered}
-        ordered = sorted(shares, key=lambda item: (item.x in suspects, item.x))
+        holders = self._graph.holders(owner)
+        ordered = sorted(shares, key=lambda rank: (holders[rank] in self.altered, rank))
         threshold = self._context.threshold
-        seed = self._checked(owner, ordered[:threshold])
+        seed = self._given(owner, shares, ordered[:threshold])
         if seed is not None:
             return seed
         subsets = (
-            [item for item in ordered if item not in left_out][:threshold]
+            [rank for rank in ordered if rank not in left_out][:threshold]
             for count in range(1, len(ordered) - threshold + 1)
             for left_out in combinations(ordered, count)
         )
         for chosen in islice(subsets, MOST_SUBSETS):
-            seed = self._checked(owner, chosen)
+            seed = self._given(owner, shares, chosen)
             if seed is not None:
-                self._find_altered(owner, ordered, chosen)
+                self._find_altered(owner, shares, chosen)
                 return seed
         return None
 
     def _find_altered(
-        self, owner: int, shares: Sequence[shamir.Share], fitting: Sequence[shamir.Share]
+        self, owner: int, shares: Mapping[int, shamir.Numbers], fitting: Sequence[int]
     ) -> None:
         """Note who revealed a share that does not fit those that give the seed.
 
@@ -589,21 +696,26 @@ class Unmasking:
         ones. Their polynomial has the seed in common with the true one, and so at most t - 2 honest
         shares. So nobody is named unless more shares fit than these and as many as do not fit.
         """
-        holder_at = {coordinate(client): client for client in self._survivors}
+        holders = self._graph.holders(owner)
         altered = {
-            holder_at[item.x]
-            for item in shares
-            if item not in fitting and self._checked(owner, [item, *fitting[1:]]) is None
+            holders[rank]
+            for rank in shares
+            if rank not in fitting and self._given(owner, shares, [rank, *fitting[1:]]) is None
         }
         if len(shares) - len(altered) > self._context.threshold - 2 + len(altered):
             self.altered |= altered
 
-    def _checked(self, owner: int, shares: Sequence[shamir.Share]) -> bytes | None:
-        """Return the seed that some shares give, if its owner committed to it."""
-        try:
-            seed = shamir.recover(shares)
-        except FrameError:
-            return None
+    def _given(
+        self, owner: int, shares: Mapping[int, shamir.Numbers], ranks: Sequence[int]
+    ) -> bytes | None:
+        """Return the seed that shares of some ranks give, if its owner committed to it."""
+        coordinates = tuple(rank + 1 for rank in ranks)
+        (secret,) = shamir.recover(coordinates, np.stack([shares[rank] for rank in ranks])[None])
+        return self._checked(owner, secret)
+
+    def _checked(self, owner: int, secret: shamir.Numbers) -> bytes | None:
+        """Return the seed of a secret, if its owner committed to it."""
+        seed = seed_of(secret, self._context)
         # In constant time, as for all secrets.
         if hmac.compare_digest(commitment(seed, self._context), self._commitments[owner]):
             return seed
@@ -737,7 +849,9 @@ class UnmaskingGuard:
         # Checked last, and stored only if nothing refused: a refusal leaves the state as it was.
         self._check_earlier_attempts(context, record, attempts)
         # Those who were not in an earlier sum of these rows may still be left out.
-        self._check_same_rows(context, set(self._earlier(context, ())) <= set(context.members))
+        before = self._earlier(context, ())
+        allowed = not before or set(before) <= set(context.members)
+        self._check_same_rows(context, allowed)
         attempts[context.attempt] = record
 
     def reveal_pads(self, context: SumContext, lost: Sequence[int]) -> tuple[int, ...]:
@@ -789,15 +903,18 @@ class UnmaskingGuard:
             PolicyError: a request that the client refuses.
         """
         record = self._record(context)
-        alive = tuple(sorted(set(survivors)))
+        # The usual case, that nobody was lost, is not paid for.
+        alive = context.members
+        if survivors is not alive:
+            alive = tuple(sorted(set(survivors)))
         if record.survivors is not None and alive != record.survivors:
             raise self._refusal(context, "it revealed its shares for another list of survivors")
         # Pair keys and seed of one client together are its row.
-        if set(alive) & set(record.lost):
+        if not set(record.lost).isdisjoint(alive):
             raise self._refusal(
                 context, "it revealed its pair key with a client whose share it is asked for"
             )
-        if not set(alive) <= set(context.members):
+        if alive is not context.members and not set(alive) <= set(context.members):
             raise self._refusal(context, "a survivor is no member")
         self._check_survivors(context, record, alive)
         if record.survivors is None:
@@ -805,6 +922,8 @@ class UnmaskingGuard:
             self._store(context, replace(record, survivors=alive))
             if context.values:
                 self.state.summed[context.values] = alive
+        if alive is context.members:
+            return record.holders
         return tuple(owner for owner in record.holders if owner in alive)
 
     def settle(self, call: int, survivors: Sequence[int]) -> bool:
@@ -884,12 +1003,12 @@ class UnmaskingGuard:
                 f"{len(survivors)} of {len(context.members)} members survived, and "
                 f"{minimum} and a majority must",
             )
-        alive = set(survivors)
-        reachable = [holder for holder in record.holders if holder in alive]
-        if len(reachable) < record.threshold:
+        if survivors is context.members:
+            return
+        reachable = len(set(record.holders).intersection(survivors))
+        if reachable < record.threshold:
             raise self._refusal(
-                context,
-                f"{len(reachable)} holders of its seed survived, and {record.threshold} must",
+                context, f"{reachable} holders of its seed survived, and {record.threshold} must"
             )
 
     def _earlier(self, context: SumContext, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -934,5 +1053,5 @@ class UnmaskingGuard:
 
 def _check_graph(context: SumContext, graph: Graph) -> None:
     """Raise UsageError for a graph of other members or another threshold."""
-    if set(graph.ring) != set(context.members) or graph.threshold != context.threshold:
+    if graph.members != context.members or graph.threshold != context.threshold:
         raise UsageError("the graph of a secure sum has its members and its threshold: build it")

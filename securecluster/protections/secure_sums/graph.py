@@ -18,7 +18,10 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import keystream
@@ -49,8 +52,11 @@ class Graph:
     degree: int
     threshold: int
     _place: dict[int, int] = field(init=False, repr=False, compare=False)
-    # neighbours of the members that were asked for
+    # neighbours, and holders of shares, of the members that were asked for
     _found: dict[int, tuple[int, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    _holders: dict[int, tuple[int, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -111,7 +117,36 @@ class Graph:
         Args:
             client: id of the member.
         """
-        return tuple(sorted((client, *self.neighbours(client))))
+        if client not in self._holders:
+            self._holders[client] = tuple(sorted((client, *self.neighbours(client))))
+        return self._holders[client]
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """Return the members in ascending order."""
+        return tuple(sorted(self.ring))
+
+    @cached_property
+    def holder_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return who holds shares of whose seeds, for all members at once.
+
+        Returns:
+            The holders of each member's seed (n, k + 1), as places among `members`, ascending; and
+            for each of these pairs (owner, holder), row by row, where (holder, owner) stands.
+        """
+        count = len(self.ring)
+        if self.is_complete:
+            table = np.tile(np.arange(count), (count, 1))
+        else:
+            # the place among `members` of who stands where on the ring
+            ring = np.searchsorted(np.array(self.members), np.array(self.ring))
+            half = self.degree // 2
+            around = np.arange(count)[:, None] + np.arange(-half, half + 1)
+            table = np.empty(around.shape, dtype=np.int64)
+            table[ring] = np.sort(ring[around % count], axis=1)
+        owners = np.repeat(np.arange(count), table.shape[1])
+        # The relation is symmetric: its pairs in the order of (holder, owner) are all pairs again.
+        return table, np.argsort(table.ravel() * count + owners)
 
 
 def complete_graph(members: Sequence[int], threshold: int) -> Graph:

@@ -15,14 +15,14 @@ from securecluster.privacy.masking.pads import KEY
 from securecluster.protections.key_exchange import EXCHANGE_METHODS
 from securecluster.protections.secure_sums.double_mask import TAG
 from securecluster.protections.secure_sums.shamir import VALUE
-from securecluster.protections.secure_sums.shares import box_size
 from securecluster.protections.sum_ranges import summed_bits
 from securecluster.runtime.services import MessageTypes
 
 if TYPE_CHECKING:
     from securecluster.runtime.release_policy import ReleasePolicy
 
-BOX = box_size(1)
+# bytes of a covered share
+BOX = VALUE
 # one box for each neighbour of the sender
 BOXES = Upto("boxes", "clients", minimum=1)
 # fields that a masked reply adds
@@ -32,7 +32,7 @@ LOST = Upto("lost", "clients")
 
 @dataclass(frozen=True, eq=False)
 class LostMembers:
-    """Server's request for pad keys."""
+    """Server's request for pad keys, or for shares of the survivors' self masks."""
 
     purpose: str  # the client method whose replies are summed
     # (k,) int64 members whose rows are not in the sum, ascending
@@ -47,28 +47,19 @@ class PadKeys:
 
 
 @dataclass(frozen=True, eq=False)
-class RelayedBoxes:
-    """Server's request for shares of the survivors' self masks."""
-
-    purpose: str  # the client method whose replies are summed
-    # (k,) int64 members whose rows are not in the sum, ascending
-    lost: Annotated[Picks, Whole((LOST,), below="clients")]
-    # (n, 49) uint8, the boxes that surviving neighbours sealed for the client, in ascending order
-    boxes: Annotated[Picks, Octets((BOXES, BOX))]
-
-
-@dataclass(frozen=True, eq=False)
 class SeedShares:
-    """Client's reply: its shares, of its own seed too, in ascending order of the owners."""
+    """Client's reply: what opens its shares, of its own seed too, in ascending order of the owners.
 
-    # (k, 33) uint8, numbers modulo a prime, in big-endian order
-    shares: Annotated[Picks, Octets((Upto("shares", "clients"), VALUE))]
+    It is the cover of each neighbour's share, and the share of the own seed itself.
+    """
+
+    shares: Annotated[Picks, Octets((Upto("shares", "clients"), VALUE))]  # (k, 32) uint8
 
 
 SUM_METHODS: Mapping[str, MessageTypes] = {
     **EXCHANGE_METHODS,
     "reveal_pads": (LostMembers, PadKeys),
-    "reveal_shares": (RelayedBoxes, SeedShares),
+    "reveal_shares": (LostMembers, SeedShares),
 }
 
 
@@ -91,7 +82,7 @@ def masked_class(reply: Any, through: tuple[str, ...]) -> type:
 
     Rows that pass through the pipeline, such as updates, are elements of Z_2^32; the few numbers
     beside them are elements of Z_2^64. `commitment` is that to the seed of the client's self mask,
-    `boxes` are its sealed shares for its neighbours, in their ascending order, and `origin` tells
+    `boxes` are its covered shares for its neighbours, in their ascending order, and `origin` tells
     which rows follow from the same public numbers (`origin_tag`).
 
     Args:

@@ -19,6 +19,7 @@ before anything is revealed, as if their clients had been lost.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from typing import Any
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, Rows, format_ids
-from securecluster.messaging.octets import as_bytes, as_rows, as_table
+from securecluster.messaging.octets import as_bytes
 from securecluster.privacy.cohorts import Cohort, whole_cohorts
 from securecluster.protections.key_exchange import KeyRelay
 from securecluster.protections.secure_sums.client import NAME, same_rows, sum_graph
@@ -39,13 +40,8 @@ from securecluster.protections.secure_sums.double_mask import (
     broken_pairs,
 )
 from securecluster.protections.secure_sums.graph import Graph, Plan
-from securecluster.protections.secure_sums.messages import (
-    BOX,
-    LostMembers,
-    RelayedBoxes,
-    bits_of,
-    summed_class,
-)
+from securecluster.protections.secure_sums.messages import LostMembers, bits_of, summed_class
+from securecluster.protections.secure_sums.pair_secrets import Octets
 from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Exchange, Total, members_by_group
@@ -319,7 +315,7 @@ class _MaskedRow:
 
     fields: dict[str, torch.Tensor]  # by field; absent ones are left out
     commitment: bytes
-    boxes: list[bytes]  # for the client's neighbours, in ascending order
+    boxes: Octets  # (k, 32) for the client's neighbours, in ascending order
     origin: bytes  # tag of the public numbers that it follows from
 
     @classmethod
@@ -330,9 +326,9 @@ class _MaskedRow:
             value = getattr(reply, name)
             if value is not None:
                 fields[name] = value.row(position)
-        boxes = reply.boxes.table[list(reply.boxes.picks[position])]
+        boxes = _rows_of(reply.boxes, position)
         commitment = as_bytes(reply.commitment.row(position))
-        return cls(fields, commitment, as_rows(boxes), as_bytes(reply.origin.row(position)))
+        return cls(fields, commitment, boxes, as_bytes(reply.origin.row(position)))
 
     @property
     def bytes(self) -> int:
@@ -351,7 +347,7 @@ class _GroupSum:
     survivors: tuple[int, ...] = ()
     commitments: dict[int, bytes] = field(default_factory=dict)
     origins: dict[int, bytes] = field(default_factory=dict)  # tags
-    boxes: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (owner, receiver)
+    boxes: dict[int, Octets] = field(default_factory=dict)  # covered shares, by owner
     rows: dict[int, _MaskedRow] = field(default_factory=dict)
     pad_keys: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (survivor, lost)
     seeds: dict[int, bytes] | None = None
@@ -375,6 +371,8 @@ class _GroupSum:
             return False
         if len(alive) < self.least_survivors or 2 * len(alive) <= len(self.context.members):
             return False
+        if len(alive) == len(self.context.members):
+            return True
         for client in self.survivors:
             reachable = alive.intersection(self.graph.holders(client))
             if len(reachable) < self.context.threshold:
@@ -395,11 +393,11 @@ class _GroupSum:
         self._check(client, row)
         for name, values in row.fields.items():
             self.sums[name].add(client, values)
-        self.survivors = tuple(sorted((*self.survivors, client)))
+        place = bisect(self.survivors, client)
+        self.survivors = (*self.survivors[:place], client, *self.survivors[place:])
         self.commitments[client] = row.commitment
         self.origins[client] = row.origin
-        for peer, box in zip(self.graph.neighbours(client), row.boxes, strict=True):
-            self.boxes[client, peer] = box
+        self.boxes[client] = row.boxes
         if keep:
             self.rows[client] = row
 
@@ -479,12 +477,6 @@ class _GroupSum:
             if (survivor, peer) not in self.pad_keys:
                 missing[survivor] = (*missing.get(survivor, ()), peer)
         return missing
-
-    def boxes_for(self, client: int) -> list[bytes]:
-        """Return the boxes of a survivor's surviving neighbours, in ascending order of these."""
-        alive = set(self.survivors)
-        owners = [peer for peer in self.graph.neighbours(client) if peer in alive]
-        return [self.boxes[owner, client] for owner in owners]
 
     def unmasked(self, name: str) -> torch.Tensor | None:
         """Return one field's sum in the ring, without masks; None for an absent field."""
@@ -569,7 +561,11 @@ class _Rounds:
         for group, group_sum in sums.items():
             if group_sum.can_finish:
                 open_groups[group] = Unmasking(
-                    group_sum.context, group_sum.graph, group_sum.survivors, group_sum.commitments
+                    group_sum.context,
+                    group_sum.graph,
+                    group_sum.survivors,
+                    group_sum.commitments,
+                    group_sum.boxes,
                 )
         replied: set[int] = set()
         for _ in range(TRIES):
@@ -607,29 +603,15 @@ class _Rounds:
         groups: Sequence[int],
     ) -> tuple[int, ...]:
         """Ask some survivors for their shares, and return those that replied."""
-        boxes: list[bytes] = []
-        picks = []
-        for client, group in zip(clients, groups, strict=True):
-            first = len(boxes)
-            boxes += sums[group].boxes_for(client)
-            picks.append(tuple(range(first, len(boxes))))
-        query = RelayedBoxes(
-            self._call.method,
-            _lost([sums[group] for group in groups]),
-            Picks(as_table(boxes, BOX), tuple(picks)),
-        )
+        query = LostMembers(self._call.method, _lost([sums[group] for group in groups]))
         response = self._send("reveal_shares", clients, groups, query)
         group_of = dict(zip(clients, groups, strict=True))
         for k, client in enumerate(response.ids):
             unmasking = unmaskings[group_of[client]]
-            owners = unmasking.expected_shares(client)
-            shares = response.reply.shares.table[list(response.reply.shares.picks[k])]
-            if len(shares) != len(owners):
-                error = FrameError(f"client {client} revealed other shares than it was asked for")
+            try:
+                unmasking.add_shares(client, _rows_of(response.reply.shares, k))
+            except FrameError as error:
                 self._port.refuse(error, [client])
-                continue
-            values = [int.from_bytes(share, "big") for share in as_rows(shares)]
-            unmasking.add_shares(client, dict(zip(owners, values, strict=True)))
         return response.ids
 
     def _send(
@@ -641,6 +623,15 @@ class _Rounds:
         return self._port.to_clients(
             method, clients, query, call=self._call, group=texts, members=members
         )
+
+
+def _rows_of(field: Picks, position: int) -> Octets:
+    """Return the rows of one frame, (r, width) uint8."""
+    picks = field.picks[position]
+    table: Octets = field.table.numpy()
+    if picks and picks[-1] - picks[0] == len(picks) - 1 and list(picks) == sorted(picks):
+        return table[picks[0] : picks[-1] + 1]
+    return table[list(picks)]
 
 
 def _lost(sums: Sequence[_GroupSum]) -> Picks:

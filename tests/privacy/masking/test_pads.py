@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import itertools
 import sys
 from typing import Any
@@ -11,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.pads import (
     KeyPair,
-    add_pad,
     add_pads,
-    byte_source,
-    call_key,
     check_public_keys,
-    field_key,
     members_hash,
     point,
     transcript,
@@ -39,33 +35,15 @@ THIRD_PUBLIC = "e5210f12786811d3f4b7959d0538ae2c31dbe7106fc03c3efc4cd549c715a493
 ONCE = "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
 THOUSAND_TIMES = "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
 
-# RFC 8439, appendix A.1, without the one whose nonce is not zero: key, block, stream
-CHACHA20 = [
-    (
-        "00" * 32,
-        0,
-        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
-    ),
-    (
-        "00" * 32,
-        1,
-        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
-        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
-    ),
-    (
-        "00" * 31 + "01",
-        1,
-        "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
-        "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
-    ),
-    (
-        "00ff" + "00" * 30,
-        2,
-        "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca"
-        "13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096",
-    ),
-]
+# AES-256 of 0, 1 and 2 under a key of zeros (McGrew and Viega 2005, "The Galois/Counter Mode of
+# Operation", test cases 13 and 14: the hash key, the tag and the ciphertext of zeros)
+AES_256 = (
+    "dc95c078a2408989ad48a21492842087",
+    "530f8afbc74536b9a963b4f1c4cb738b",
+    "cea7403d4d606b6e074ec5d3baf39d18",
+)
+# FIPS 202, SHAKE256 of the empty message
+SHAKE_256 = "46b9dd2b0ba88d13233b3feb743eeb243fcd52ea62b81b82b50c27646ed5762f"
 
 # RFC 5869, appendix A.1 to A.3: PRK, info, first 32 bytes of OKM
 HKDF_EXPAND = [
@@ -85,9 +63,6 @@ HKDF_EXPAND = [
         "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d",
     ),
 ]
-# RFC 5869, appendix A.3: input, no salt and no info, first 32 bytes of OKM
-HKDF_WHOLE = ("0b" * 22, "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d")
-
 # RFC 8032, section 7.1, tests 1 to 3: private key, public key, message, signature
 ED25519 = [
     (
@@ -158,16 +133,28 @@ def test_diffie_hellman_agrees_with_rfc_7748() -> None:
     assert pair(BOB).exchange(bytes.fromhex(ALICE_PUBLIC)).hex() == SHARED
 
 
-@pytest.mark.parametrize(("secret", "block", "stream"), CHACHA20)
+def test_streams_and_derived_keys_agree_with_published_vectors() -> None:
+    assert pads._stream(bytes(32)).update(bytes(48)).hex() == "".join(AES_256)
+    assert pads.derived(b"", b"").hex() == SHAKE_256
+    assert pads.derived(b"k" * 32, b"a" * 32, 7) == pads.derived(b"k" * 32, b"a" * 32)[:7]
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_pads_agree_with_rfc_8439(secret: str, block: int, stream: str, dtype: torch.dtype) -> None:
-    buffer = torch.zeros(3 * 64 // dtype.itemsize, dtype=dtype)
-    add_pad(buffer, bytes.fromhex(secret), 1)
+@pytest.mark.parametrize("size", [8, 1024, 1032, 200_000])
+def test_pads_are_the_streams_of_their_fields_keys(dtype: torch.dtype, size: int) -> None:
+    """By `hashlib` and a cipher of `cryptography`, put together by hand."""
+    label = "securecluster short pad v2" if size <= 1024 else "securecluster pad stream v2"
+    text = label.encode() + (5).to_bytes(8, "big") + b"delta"
+    derived = hashlib.shake_256(b"k" * 32 + hashlib.sha256(text).digest())
+    if size <= 1024:
+        expected = derived.digest(size)
+    else:
+        cipher = Cipher(algorithms.AES(derived.digest(32)), modes.CTR(bytes(16)))
+        expected = cipher.encryptor().update(bytes(size))
+    buffer = torch.zeros(size // dtype.itemsize, dtype=dtype)
+    add_pads(buffer, [(b"k" * 32, 1)], "delta")
     assert sys.byteorder == "little"
-    words = buffer.numpy().tobytes()
-    assert words[64 * block : 64 * block + 64].hex() == stream
-    source = byte_source(bytes.fromhex(secret))
-    assert source(10) + source(3 * 64 - 10) == words
+    assert buffer.numpy().tobytes() == expected
 
 
 @pytest.mark.parametrize(("prk", "info", "okm"), HKDF_EXPAND)
@@ -175,9 +162,13 @@ def test_expansion_agrees_with_rfc_5869(prk: str, info: str, okm: str) -> None:
     assert pads.expand(bytes.fromhex(prk), bytes.fromhex(info)).hex() == okm
 
 
-def test_extraction_agrees_with_rfc_5869() -> None:
-    secret, okm = HKDF_WHOLE
-    assert pads._extract_and_expand(bytes.fromhex(secret), b"").hex() == okm
+def test_a_pairs_key_is_one_step_of_sp_800_56c_with_both_ends() -> None:
+    """The counter, the shared secret, and what the key is for (section 4.1, option 1)."""
+    about = transcript(
+        "securecluster sum pair v1", b"run", "pads", 3, pair().public, 5, bytes.fromhex(BOB_PUBLIC)
+    )
+    text = (1).to_bytes(4, "big") + bytes.fromhex(SHARED) + about
+    assert key() == hashlib.sha256(text).digest()
 
 
 @pytest.mark.parametrize(("private", "public", "message", "signature"), ED25519)
@@ -253,14 +244,16 @@ def test_duplicate_keys_are_refused_in_every_encoding() -> None:
             check_public_keys(forged, 0, own, known)
 
 
-def test_every_call_attempt_list_and_field_has_a_key_of_its_own() -> None:
+def test_members_have_one_hash_in_every_order_and_fields_have_pads_of_their_own() -> None:
     members = members_hash([1, 2, 3])
     assert members == members_hash([3, 1, 2])
     assert members != members_hash([1, 2])
-    told = itertools.product((0, 1), (0, 1), (members, members_hash([1, 2])), (b"", b"model"))
-    assert len({call_key(key(), *parts) for parts in told}) == 16
-    fields = {field_key(key(), name) for name in ("delta", "size", "")}
-    assert len(fields) == 3
+    made = set()
+    for count, field in itertools.product((4, 400), ("delta", "size", "")):
+        buffer = torch.zeros(count, dtype=torch.int64)
+        add_pads(buffer, [(bytes(32), 1)], field)
+        made.add(tuple(buffer[:4].tolist()))
+    assert len(made) == 6
 
 
 def test_a_transcript_tells_its_parts_apart() -> None:
@@ -273,16 +266,23 @@ def test_a_pad_that_rows_share_is_the_one_that_each_gets_alone(
 ) -> None:
     monkeypatch.setattr(pads, "BLOCK_BYTES", 128)
     draw = torch.Generator().manual_seed(0)
-    table = torch.randint(-(2**31), 2**31, (3, 2, 35), dtype=torch.int64, generator=draw)
-    start = table.clone()
-    shared = [(b"a" * 32, [(0, 1), (2, -1)]), (b"b" * 32, [(1, -1)]), (b"c" * 32, [(2, 1), (1, 1)])]
-    pads.add_shared_pads(table, shared)
-    for row, own in enumerate(start):
-        alone = own.clone()
-        add_pads(alone, [(key, sign) for key, places in shared for k, sign in places if k == row])
-        assert torch.equal(table[row], alone)
-    with pytest.raises(UsageError, match="1 or -1"):
-        pads.add_shared_pads(table, [(b"a" * 32, [(0, 2)])])
+    monkeypatch.setattr(pads, "GATHERED_BYTES", 500)
+    draw = torch.Generator().manual_seed(0)
+    keys = [b"a" * 32, b"b" * 32, b"c" * 32]
+    places = [
+        pads.Places([2, 0], np.array([[0, 2], [0, 1]]), np.array([[-1, 1], [1, 1]])),
+        pads.Places([1], np.array([[1, 2, 0]]), np.array([[-1, 1, -1]])),
+    ]
+    for width in (3, 35, 350):
+        table = torch.randint(-(2**31), 2**31, (3, 2, width), dtype=torch.int64, generator=draw)
+        start = table.clone()
+        pads.add_shared_pads(table, keys, places, "delta")
+        for own in places:
+            for row, chosen, signs in zip(own.rows, own.pads, own.signs, strict=True):
+                alone = start[row].clone()
+                signed = [(keys[k], int(s)) for k, s in zip(chosen, signs, strict=True)]
+                add_pads(alone, signed, "delta")
+                assert torch.equal(table[row], alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -293,36 +293,31 @@ def test_pads_wrap_cancel_and_do_not_depend_on_blocks(
     info = torch.iinfo(dtype)
     values = np.random.default_rng(0).integers(info.min, info.max, count, endpoint=True)
     start = torch.from_numpy(values.astype(str(dtype).removeprefix("torch.")))
-    streams = [(bytes([k]) * 32, sign) for k, sign in ((1, 1), (2, -1), (3, 1))]
+    signed = [(bytes([k]) * 32, sign) for k, sign in ((1, 1), (2, -1), (3, 1))]
     whole = start.clone()
-    add_pads(whole, streams)
+    add_pads(whole, signed, "delta")
     monkeypatch.setattr(pads, "BLOCK_BYTES", 128)
     blocks = start.clone()
-    add_pads(blocks, streams)
+    add_pads(blocks, signed, "delta")
     assert torch.equal(blocks, whole)
     modulus = 2**info.bits
     expected = [int(x) for x in values]
-    for secret, sign in streams:
-        stream = byte_source(secret)(count * dtype.itemsize)
-        if len(stream) <= 32:
-            # RFC 5869, section 2.3, by hand
-            about = b"securecluster short pad v1" + b"\x01"
-            stream = hmac.new(secret, about, hashlib.sha256).digest()
-        for k in range(count):
-            word = int.from_bytes(stream[k * dtype.itemsize : (k + 1) * dtype.itemsize], "little")
-            expected[k] += sign * word
+    for secret, sign in signed:
+        alone = torch.zeros(count, dtype=dtype)
+        add_pads(alone, [(secret, 1)], "delta")
+        expected = [x + sign * pad for x, pad in zip(expected, alone.tolist(), strict=True)]
     assert [x % modulus for x in whole.tolist()] == [x % modulus for x in expected]
-    for secret, sign in streams:
-        add_pad(whole, secret, -sign)
+    for secret, sign in signed:
+        add_pads(whole, [(secret, -sign)], "delta")
     assert torch.equal(whole, start)
 
 
 def test_what_pads_cannot_be_added_to_is_refused() -> None:
     for buffer in (torch.zeros(3), torch.zeros(3, dtype=torch.int16), torch.zeros(2, 2).int().T):
         with pytest.raises(UsageError, match="contiguous int32 or int64"):
-            add_pad(buffer, bytes(32), 1)
+            add_pads(buffer, [(bytes(32), 1)], "delta")
     with pytest.raises(UsageError, match="sign"):
-        add_pad(torch.zeros(3, dtype=torch.int32), bytes(32), 0)
+        add_pads(torch.zeros(3, dtype=torch.int32), [(bytes(32), 0)], "delta")
 
 
 def test_no_secret_is_printed() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cases
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +21,6 @@ from securecluster.errors import FrameError, PolicyError, SecureClusterError, Us
 from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.pads import pad_sign
 from securecluster.protections.secure_sums.double_mask import (
-    CallEnds,
     ClientMasks,
     GuardState,
     MaskedSum,
@@ -27,11 +29,12 @@ from securecluster.protections.secure_sums.double_mask import (
     Unmasking,
     UnmaskingGuard,
     broken_pairs,
-    coordinate,
-    mask_table,
+    covered_shares,
+    mask_tables,
+    opened_shares,
 )
 from securecluster.protections.secure_sums.graph import Graph, all_pairs_threshold, complete_graph
-from securecluster.protections.secure_sums.shamir import PRIME
+from securecluster.protections.secure_sums.pair_secrets import Pairs, PairSecrets
 
 RUN = b"the hash of a configuration"
 FIELD = "delta"
@@ -56,6 +59,19 @@ def pair_keys(members: Sequence[int], run: bytes = RUN) -> dict[int, dict[int, b
     return agreed
 
 
+def masks_of(
+    client: int,
+    secret: bytes,
+    keys: dict[int, bytes],
+    context: SumContext,
+    graph: Graph,
+    origin: bytes = b"",
+) -> ClientMasks:
+    """The masks of a client on a machine of its own."""
+    pairs = Pairs(graph, lambda own, peer: keys[peer])
+    return ClientMasks(client, secret, context, PairSecrets(pairs, context.hash, origin))
+
+
 class Group:
     """Members of a sum with random rows in the ring, and what they send where nobody is lost."""
 
@@ -65,23 +81,32 @@ class Group:
         self.graph = graph
         self.members = tuple(sorted(graph.ring))
         self.context = context_of(self.members, graph.threshold, **changes)
-        keys = pair_keys(self.members)
+        self.keys = keys = pair_keys(self.members)
         info = torch.iinfo(dtype)
         generator = torch.Generator().manual_seed(seed)
         self.rows, self.masked, self.masks = {}, {}, {}
         for i in self.members:
             secret = bytes([9]) * 28 + i.to_bytes(4, "big")
-            masks = ClientMasks(i, secret, keys[i], self.context, graph)
+            masks = masks_of(i, secret, keys[i], self.context, graph)
             row = torch.randint(info.min, info.max, (WIDTH,), generator=generator, dtype=dtype)
             masked = row.clone()
             masks.mask(masked, FIELD)
             self.rows[i], self.masked[i], self.masks[i] = row, masked, masks
-        boxes = {i: self.masks[i].boxes() for i in self.members}
-        self.boxes = {j: {i: boxes[i][j] for i in graph.neighbours(j)} for j in self.members}
+        self.boxes = {i: self.masks[i].boxes() for i in self.members}
         self.commitments = {i: self.masks[i].commitment() for i in self.members}
-        self.shares = {
-            j: self.masks[j].shares(graph.holders(j), self.boxes[j]) for j in self.members
-        }
+        self.shares = {j: self.masks[j].shares(graph.holders(j)) for j in self.members}
+
+    def unmasking(self, survivors: Sequence[int]) -> Unmasking:
+        return Unmasking(self.context, self.graph, survivors, self.commitments, self.boxes)
+
+    def on_one_machine(self, clients: Sequence[int], origins: Sequence[bytes]) -> list[ClientMasks]:
+        """The masks of some clients of one machine, by the origin of each."""
+        pairs = Pairs(self.graph, lambda own, peer: self.keys[own][peer])
+        of = {origin: PairSecrets(pairs, self.context.hash, origin) for origin in set(origins)}
+        return [
+            ClientMasks(i, self.masks[i].secret, self.context, of[origin])
+            for i, origin in zip(clients, origins, strict=True)
+        ]
 
     def server(self) -> MaskedSum:
         dtype = self.rows[self.members[0]].dtype
@@ -110,20 +135,24 @@ def test_clients_of_one_machine_send_what_each_sends_alone() -> None:
         Group(complete_graph(range(4), 3)),
         Group(complete_graph(range(5), 4), attempt=1),
     ]
-    known: dict[CallEnds, bytes] = {}
-    clients, rows, alone = [], [], []
+    clients, rows, alone, boxes, opened = [], [], [], [], []
     for group in groups:
-        for i in (3, 0, 2):
-            keys = group.masks[i]._pair_keys
-            secret = group.masks[i]._secret
-            own = ClientMasks(i, secret, keys, group.context, group.graph, call_keys=known)
-            clients.append(own)
+        chosen = (3, 0, 2)
+        clients += group.on_one_machine(chosen, [b""] * 3)
+        for i in chosen:
             rows.append(group.rows[i])
             alone.append(group.masked[i])
+            boxes.append(group.boxes[i])
+            opened.append(group.shares[i])
     table = torch.stack(rows)
-    mask_table(clients, table, FIELD)
+    mask_tables(clients, {FIELD: table})
     assert torch.equal(table, torch.stack(alone))
-    assert len(known) == 9 + 6 + 9  # of all pairs with one of the three clients
+    owners = [masks._graph.holders(masks.client) for masks in clients]
+    for own, expected in (
+        (covered_shares(clients), boxes),
+        (opened_shares(clients, owners), opened),
+    ):
+        assert all(np.array_equal(a, b) for a, b in zip(own, expected, strict=True))
 
 
 @dataclass
@@ -156,11 +185,11 @@ def run_sum(group: Group, lost_at: dict[int, int], minimum: int = 1) -> Outcome:
             server.discard(i, group.masked[i])
     # without anyone lost there is no first phase, so that who is lost then is lost in the second
     replying = [i for i in server.survivors if i in here and lost_at[i] > BEFORE_SHARES]
-    unmasking = Unmasking(group.context, group.graph, server.survivors, group.commitments)
+    unmasking = group.unmasking(server.survivors)
     for i in replying:
         owners = guards[i].reveal_shares(group.context, server.survivors)
         assert owners == unmasking.expected_shares(i)
-        unmasking.add_shares(i, {owner: group.shares[i][owner] for owner in owners})
+        unmasking.add_shares(i, group.masks[i].shares(owners))
     seeds = unmasking.seeds()
     revealed = {(i, j): key for i in server.survivors for j, key in keys.get(i, {}).items()}
     return Outcome(server.survivors, server.unmask(seeds, revealed))
@@ -271,7 +300,7 @@ def test_below_the_threshold_nothing_is_released(revealed: int) -> None:
     server = group.server()
     for i in group.members:
         server.add(i, group.masked[i])
-    unmasking = Unmasking(group.context, group.graph, server.survivors, group.commitments)
+    unmasking = group.unmasking(server.survivors)
     for i in group.members[:revealed]:
         unmasking.add_shares(i, group.shares[i])
     with pytest.raises(TooFewSurvivorsError, match=f"{revealed} holders of the seed of client 0"):
@@ -330,32 +359,33 @@ def test_the_server_refuses_rows_that_do_not_belong_to_the_sum() -> None:
 def test_altered_shares_are_named() -> None:
     group = complete()
     for holder, owner in itertools.product((0, 2), (1, 2)):
-        unmasking = Unmasking(group.context, group.graph, group.members, group.commitments)
+        unmasking = group.unmasking(group.members)
         for i in (0, 1, 2):
-            shares = dict(group.shares[i])
+            revealed = group.shares[i].copy()
             if i == holder:
-                shares[owner] = (shares[owner] + 1) % PRIME
-            unmasking.add_shares(i, shares)
-        with pytest.raises(FrameError, match=f"seed of client {owner}|no secret of 32 bytes"):
+                revealed[owner, 5] ^= 1
+            unmasking.add_shares(i, revealed)
+        with pytest.raises(FrameError, match=f"seed of client {owner}"):
             unmasking.seeds()
+        # one share more than the threshold gives the seed, and tells who altered one
+        unmasking.add_shares(3, group.shares[3])
+        assert unmasking.seeds() == {i: group.masks[i]._seed for i in group.members}
+        assert unmasking.altered == {holder}
 
 
 def test_shares_of_strangers_replays_and_other_owners_are_refused() -> None:
     group = complete()
-    unmasking = Unmasking(group.context, group.graph, (0, 1, 2, 3), group.commitments)
-    mine = {owner: group.shares[0][owner] for owner in (0, 1, 2, 3)}
-    for holder, shares in (
-        (4, group.shares[4]),
-        (0, group.shares[0]),
-        (0, {owner: mine[owner] for owner in (0, 1, 2)}),
-    ):
+    unmasking = group.unmasking((0, 1, 2, 3))
+    mine = group.masks[0].shares((0, 1, 2, 3))
+    assert np.array_equal(mine, group.shares[0][:4])
+    for holder, revealed in ((4, mine), (0, group.shares[0]), (0, mine[:3])):
         with pytest.raises(FrameError):
-            unmasking.add_shares(holder, shares)
+            unmasking.add_shares(holder, revealed)
     unmasking.add_shares(0, mine)
     with pytest.raises(FrameError, match="twice"):
         unmasking.add_shares(0, mine)
     with pytest.raises(FrameError, match="no commitment"):
-        Unmasking(group.context, group.graph, (0, 1), {0: bytes(32)})
+        Unmasking(group.context, group.graph, (0, 1), {0: bytes(32)}, group.boxes)
 
 
 @pytest.mark.parametrize(
@@ -365,47 +395,95 @@ def test_shares_of_strangers_replays_and_other_owners_are_refused() -> None:
         {"values": "samples"}, {"threshold": 4},
     ],
 )  # fmt: skip
-def test_boxes_open_in_their_own_context_only(changes: dict[str, Any]) -> None:
-    group = complete()
+def test_what_one_sum_reveals_opens_nothing_of_another(changes: dict[str, Any]) -> None:
+    """Everything that clients can be brought to reveal of one sum, also where some are lost."""
     threshold = changes.pop("threshold", 3)
-    context = replace(group.context, threshold=threshold, **changes)
-    graph = complete_graph(range(5), threshold)
-    other = ClientMasks(0, bytes(32), pair_keys(range(5))[0], context, graph)
-    with pytest.raises(FrameError, match="cannot open"):
-        other.shares([1], group.boxes[0])
-    # the box of one client in the name of another, and none at all
-    with pytest.raises(FrameError, match="cannot open"):
-        group.masks[0].shares([1], {1: group.boxes[0][2]})
-    with pytest.raises(FrameError, match="no box"):
-        group.masks[0].shares([1], {})
+    opened, other = complete(), complete(5, threshold, **changes)
+    if changes.get("run"):
+        keys = pair_keys(range(5), b"another")
+        for i in other.members:
+            other.masks[i] = masks_of(i, other.masks[i].secret, keys[i], other.context, other.graph)
+    told = revealed_values(opened)
+    assert len(told) == 5 + 10 + 20 + 5  # seeds, keys of pads, covers and own shares
+    assert told.isdisjoint(revealed_values(other))
+    # the seeds of the one do not follow from its values and the boxes of the other
+    unmasking = other.unmasking(other.members)
+    for i in other.members:
+        unmasking.add_shares(i, opened.shares[i])
+    with pytest.raises(FrameError, match="a share was altered"):
+        unmasking.seeds()
+    # nor does a sum, or a single row, follow from seeds and keys of pads of the other
+    seeds = {i: opened.masks[i]._seed for i in opened.members}
+    server = other.server()
+    for i in other.members[:4]:
+        server.add(i, other.masked[i])
+    pad_keys = {(i, 4): opened.masks[i].pad_keys([4])[4] for i in other.members[:4]}
+    wrong = server.unmask({i: seeds[i] for i in other.members[:4]}, pad_keys)
+    assert not (wrong == other.true_sum(other.members[:4])).any()
+
+
+def revealed_values(group: Group) -> set[bytes]:
+    """All values by which clients of a sum open anything of it."""
+    values = {group.masks[i]._seed for i in group.members}
+    for i in group.members:
+        values |= set(group.masks[i].pad_keys(group.graph.neighbours(i)).values())
+        values |= {row.tobytes() for row in group.shares[i]}
+    return values
+
+
+def test_a_box_is_its_share_under_a_cover_that_its_holder_alone_reveals() -> None:
+    """By integers of Python, and SHAKE256 of `hashlib`."""
+    group = complete()
+    about = pads.purpose_hash("securecluster sum pair secrets v1", group.context.hash, b"")
+    shares: dict[int, dict[int, list[int]]] = {}
+    for owner in group.members:
+        shares[owner] = {}
+        for holder, box in zip(group.graph.neighbours(owner), group.boxes[owner], strict=True):
+            made = hashlib.shake_256(group.keys[owner][holder] + about).digest(96)
+            cover = made[32:64] if owner < holder else made[64:]
+            assert group.shares[holder][owner].tobytes() == cover
+            octets = bytes(a ^ b for a, b in zip(box.tobytes(), cover, strict=True))
+            shares[owner][holder] = list(struct.unpack("<16H", octets))
+        own = struct.unpack("<16H", group.shares[owner][owner].tobytes())
+        shares[owner][owner] = list(own)
+    # any three give the same polynomials, whose values at 0 the seed follows from
+    for owner, of_holder in shares.items():
+        secrets = set()
+        for chosen in itertools.combinations(of_holder, 3):
+            points = [(holder + 1, of_holder[holder]) for holder in chosen]
+            secrets.add(tuple(at_zero([(x, ys[k]) for x, ys in points]) for k in range(16)))
+        (secret,) = secrets
+        seed_about = pads.purpose_hash("securecluster seed v2", group.context.hash)
+        seed = hashlib.shake_256(struct.pack("<16H", *secret) + seed_about).digest(32)
+        assert seed == group.masks[owner]._seed
+
+
+def at_zero(points: list[tuple[int, int]]) -> int:
+    """Lagrange's formula modulo 65521."""
+    total = 0
+    for x, y in points:
+        term = y
+        for other, _ in points:
+            if other != x:
+                term = term * other * pow(other - x, -1, 65521)
+        total += term
+    return total % 65521
 
 
 def test_a_client_that_is_asked_again_sends_the_same_bytes() -> None:
     first, second = complete(), complete()
     assert all(torch.equal(first.masked[i], second.masked[i]) for i in first.members)
-    assert first.boxes == second.boxes
-    assert first.shares == second.shares
+    for i in first.members:
+        assert np.array_equal(first.boxes[i], second.boxes[i])
+        assert np.array_equal(first.shares[i], second.shares[i])
     assert first.commitments == second.commitments
 
 
-@pytest.mark.parametrize("changes", [{"call": 5}, {"attempt": 1}, {"run": b"another"}])
-def test_no_pad_or_seed_is_used_twice(changes: dict[str, Any]) -> None:
-    group, other = complete(), complete(**changes)
-    if changes.get("run"):
-        keys = pair_keys(range(5), b"another")
-        other.masks[0] = ClientMasks(0, bytes(32), keys[0], other.context, other.graph)
-    mine, theirs = group.masks[0], other.masks[0]
-    assert not set(mine.pad_keys(range(1, 5)).values()) & set(theirs.pad_keys(range(1, 5)).values())
-    assert mine._seed != theirs._seed
-    assert mine.commitment() != theirs.commitment()
-
-
-def test_signs_cancel_and_coordinates_are_never_zero() -> None:
+def test_signs_of_a_pair_cancel() -> None:
     for i, j in itertools.permutations(range(5), 2):
         assert pad_sign(i, j) == -pad_sign(j, i)
     # the lower id adds, on every version of the code
     assert pad_sign(0, 1) == 1
-    assert [coordinate(i) for i in range(3)] == [1, 2, 3]
 
 
 def test_broken_pairs_are_those_of_survivors_and_lost_neighbours() -> None:
@@ -423,17 +501,18 @@ def test_contexts_and_graphs_that_do_not_fit_are_refused() -> None:
     context, keys = context_of(range(5), 3), pair_keys(range(5))
     for graph in (complete_graph(range(4), 3), complete_graph(range(5), 4)):
         with pytest.raises(UsageError, match="its members and its threshold"):
-            ClientMasks(0, bytes(32), keys[0], context, graph)
+            masks_of(0, bytes(32), keys[0], context, graph)
         with pytest.raises(UsageError, match="its members and its threshold"):
             UnmaskingGuard(0, 1).take_part(context, graph)
-    with pytest.raises(UsageError, match="no key with client 1"):
-        ClientMasks(0, bytes(32), {2: keys[0][2]}, context, complete_graph(range(5), 3))
 
 
 def test_no_secret_is_printed() -> None:
     masks = complete().masks[1]
     assert masks._seed.hex()[:8] not in repr(masks)
-    assert masks._secret.hex()[:8] not in repr(masks)
+    assert masks.secret.hex()[:8] not in repr(masks)
+    assert masks._seed.hex()[:8] not in repr(masks._dealt)
+    for hidden in (masks._secrets, masks._secrets.pairs):
+        assert masks._secrets.pairs.keys[0].hex()[:8] not in repr(hidden)
 
 
 # The clients' rules
@@ -616,15 +695,10 @@ def test_a_client_reveals_the_pads_that_it_has_added() -> None:
 @pytest.mark.parametrize("strays", [{3}, {0, 1}, {0, 1, 2, 3, 4}])
 def test_pads_cancel_between_rows_of_one_origin_alone(strays: set[int]) -> None:
     group = Group(complete_graph(range(5), 4))
-    known: dict[CallEnds, bytes] = {}
-    clients = []
-    for i in group.members:
-        keys, secret = group.masks[i]._pair_keys, group.masks[i]._secret
-        origin = b"another" if i in strays else b"one"
-        own = ClientMasks(i, secret, keys, group.context, group.graph, None, known, origin)
-        clients.append(own)
+    origins = [b"another" if i in strays else b"one" for i in group.members]
+    clients = group.on_one_machine(group.members, origins)
     table = torch.stack([group.rows[i] for i in group.members])
-    mask_table(clients, table, FIELD)
+    mask_tables(clients, {FIELD: table})
     total = group.server()
     for i, row in zip(group.members, table, strict=True):
         total.add(i, row)
