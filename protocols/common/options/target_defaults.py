@@ -116,7 +116,7 @@ def chosen_for(method: Method, facts: Facts) -> dict[str, Any]:
     if "batch_size" in start:
         # the network is known now, by which the usual rate goes
         usual = _with(method, start).training.resolved(method, facts, {})["lr"]
-        start["lr"] = usual * start["batch_size"] / method.batch_size
+        start["lr"] = usual * start["batch_size"] / method.training.batch_size
     return {name: value for name, value in start.items() if getattr(method, name) != value}
 
 
