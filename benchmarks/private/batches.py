@@ -5,15 +5,19 @@ python -m benchmarks.private.batches [--seeds 5] [--minutes 60]
 A setting names a protocol and its clients, in four clusters whose labels are swapped; FEMNIST's
 clients are its writers. All options but the batch and the learning rate are those of
 `--dp-unit example --target-epsilon`. The batch is 20, or a quarter of a client's samples; all of
-them are tried on the seed for learning rates alone. The learning rate is one of three: that of a
-batch of 20 images (0.2) times the batch over 20, the half of it, and twice as much. Which, is
-decided for each setting and batch by the accuracy at ε = 4 on a seed of its own.
+them are tried in the tuning alone.
+
+The learning rate is 0.2 with 20 images, the usual one, and otherwise times the root of the batches'
+ratio, as `target_defaults` has it, and at ε = 4 times this ratio or its half. Or it is `tuned`: of
+three rates for each batch, 0.2 times the ratio, half and twice that, the best at ε = 4 on another
+seed.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +41,15 @@ FIRST_SEED = 8200
 USUAL = 20  # batch size without noise
 RATE = 0.2  # learning rate of images with this batch
 FACTORS = (0.5, 1.0, 2.0)
+ALL = "all"
+COMPARED = ("20", "quarter")
+ROOT = "root"
+# of a larger batch over the usual one: its learning rate over the usual one
+SCALES: Mapping[str, Callable[[float], float]] = {
+    ROOT: math.sqrt,
+    "ratio": lambda ratio: ratio,
+    "half": lambda ratio: ratio / 2,
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def batches_of(clients: Clients) -> dict[str, int]:
     Args:
         clients: of a setting.
     """
-    return {"20": USUAL, "quarter": clients.samples // 4, "all": clients.samples}
+    return {"20": USUAL, "quarter": clients.samples // 4, ALL: clients.samples}
 
 
 def rates_of(batch: int) -> list[float]:
@@ -99,33 +112,48 @@ def tuning_cells() -> list[Cell]:
     return with_seeds(settings, [TUNING_SEED])
 
 
-def cells(tuned: Sequence[Row], seeds: int) -> list[Cell]:
-    """Return setting by protocol by ε by batch by seed, with the best learning rate of each.
+def plans(tuned: Sequence[Row]) -> dict[str, dict[tuple[str, str, str], float]]:
+    """Return learning rates by setting, protocol and batch, by the way in which they are chosen.
 
     Args:
         tuned: rows of `tuning_cells`.
-        seeds: how many.
     """
     best: dict[tuple[str, str, str], Row] = {}
     for row in tuned:
         key = (row["setting"], row["protocol"], row["batch"])
         if key not in best or float(row["accuracy"]) > float(best[key]["accuracy"]):
             best[key] = row
-    grid: list[Cell] = []
-    for epsilon in EPSILONS:
-        settings = [
-            {
-                "setting": setting,
-                "protocol": protocol,
-                "epsilon": epsilon,
-                "batch": batch,
-                "lr": float(row["lr"]),
-            }
-            for (setting, protocol, batch), row in best.items()
-            if batch != "all"
-        ]
-        grid += with_seeds(settings, range(FIRST_SEED, FIRST_SEED + seeds))
-    return grid
+    rates = {key: float(row["lr"]) for key, row in best.items() if key[2] in COMPARED}
+    chosen = {"tuned": rates}
+    for name, scale in SCALES.items():
+        rates = chosen[name] = {}
+        for setting, clients in SETTINGS.items():
+            if clients.scenario == "natural":  # of bright images, with another usual rate
+                continue
+            for protocol in clients.protocols:
+                ratio = clients.samples // 4 / USUAL
+                rates[setting, protocol, "20"] = RATE
+                rates[setting, protocol, "quarter"] = float(f"{RATE * scale(ratio):.3g}")
+    return chosen
+
+
+def cells(chosen: Mapping[str, Mapping[tuple[str, str, str], float]], seeds: int) -> list[Cell]:
+    """Return setting by protocol by ε by batch and learning rate by seed, each once.
+
+    Args:
+        chosen: what `plans` returned.
+        seeds: how many.
+    """
+    names = ("epsilon", "setting", "protocol", "batch", "lr")
+    settings = dict.fromkeys(
+        (epsilon, *key, lr)
+        for epsilon in EPSILONS
+        for way, rates in chosen.items()
+        if way == ROOT or epsilon == TUNED
+        for key, lr in rates.items()
+    )
+    grid: list[Cell] = [dict(zip(names, values, strict=True)) for values in settings]
+    return with_seeds(grid, range(FIRST_SEED, FIRST_SEED + seeds))
 
 
 @lru_cache(maxsize=4)
@@ -174,43 +202,58 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
 
 
-def compared(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return means over seeds, and how far each batch is from the usual one in pairs of a seed.
+def compared(
+    rows: Sequence[Row], chosen: Mapping[str, Mapping[tuple[str, str, str], float]]
+) -> list[dict[str, Any]]:
+    """Return the larger batch beside the usual one, in pairs of one federation.
 
     Args:
         rows: of `cells`.
+        chosen: what `plans` returned.
     """
-    done = [row for row in rows if row["status"] == DONE]
-    by_cell = {
-        (row["setting"], row["protocol"], row["epsilon"], row["batch"], row["seed"]): row
-        for row in done
+    done = {
+        tuple(row[name] for name in ("epsilon", "setting", "protocol", "batch", "lr", "seed")): row
+        for row in rows
+        if row["status"] == DONE
     }
-    groups: dict[tuple[str, str, str, str], list[Row]] = {}
-    for (*group, _), row in by_cell.items():
-        groups.setdefault((group[0], group[1], group[2], group[3]), []).append(row)
+    seeds = sorted({key[-1] for key in done})
     lines = []
-    for (setting, protocol, epsilon, batch), of_group in groups.items():
-        usual = [
-            by_cell.get((setting, protocol, epsilon, str(USUAL), row["seed"])) for row in of_group
-        ]
-        pairs = [(row, other) for row, other in zip(of_group, usual, strict=True) if other]
-        leads = [float(row["accuracy"]) - float(other["accuracy"]) for row, other in pairs]
-        lines.append(
-            {
-                "setting": setting,
-                "protocol": protocol,
-                "epsilon": epsilon,
-                "batch": batch,
-                "lr": of_group[0]["lr"],
-                "accuracy": f"{fmean(float(row['accuracy']) for row in of_group):.4f}",
-                "lead": f"{fmean(leads):.4f}" if leads else "",
-                "better": sum(lead > 0 for lead in leads),
-                "seeds": len(of_group),
-                "ari": f"{fmean(float(row['ari'] or 'nan') for row in of_group):.3f}",
-                "processor": f"{fmean(float(row['processor']) for row in of_group):.2f}",
-            }
-        )
+    for way, rates in chosen.items():
+        for epsilon in EPSILONS:
+            for setting, protocol, batch in rates:
+                if batch != COMPARED[0]:
+                    continue
+                runs = [
+                    [
+                        done.get((f"{epsilon:g}", setting, protocol, size, f"{lr:g}", seed))
+                        for size in COMPARED
+                        for lr in [rates[setting, protocol, size]]
+                    ]
+                    for seed in seeds
+                ]
+                pairs = [(one, other) for one, other in runs if one and other]
+                if pairs:
+                    line = {"rates": way, "epsilon": epsilon, "setting": setting}
+                    lines.append({**line, "protocol": protocol, **_means(pairs)})
     return lines
+
+
+def _means(pairs: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
+    """Return means over runs with the usual batch and with the larger one, and leads.
+
+    Args:
+        pairs: of one federation each.
+    """
+    means: dict[str, Any] = {}
+    for name in ("accuracy", "ari", "processor"):
+        usual, larger = (
+            [float(row[name] or "nan") for row in rows] for rows in zip(*pairs, strict=True)
+        )
+        means |= {name: f"{fmean(usual):.4f}", f"{name}_larger": f"{fmean(larger):.4f}"}
+        if name == "accuracy":
+            leads = np.subtract(larger, usual)
+            means |= {"lead": f"{leads.mean():.4f}", "better": int((leads > 0).sum())}
+    return {**means, "seeds": len(pairs)}
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -219,10 +262,10 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet("batches_runs", RESULTS)
     end = time.monotonic() + 60 * options.minutes
     with cpu_threads(1):
-        tuned = sheet.fill(tuning_cells(), measure, options.minutes)
+        chosen = plans(sheet.fill(tuning_cells(), measure, options.minutes))
         minutes = max(0.0, (end - time.monotonic()) / 60)
-        rows = sheet.fill(cells(tuned, options.seeds), measure, minutes)
-    return write("batches", compared(rows))
+        rows = sheet.fill(cells(chosen, options.seeds), measure, minutes)
+    return write("batches", compared(rows, chosen))
 
 
 if __name__ == "__main__":

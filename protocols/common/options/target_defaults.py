@@ -10,9 +10,9 @@ numbers of samples. All of these are public in such a run (`runs.config.known`,
 1. Clip norm 1 where there is none, since noise needs a bound.
 2. Secure sums with noise in shares, where all that clients send of whole clients is in sums: a mean
    over m clients then has the noise of one release in place of m.
-3. Larger batches of DP-SGD (`_larger_batch`), with a learning rate that is as much larger (Goyal et
-   al. 2017): at one ε models are as accurate (`benchmarks.private.batches`), and up to ten times
-   fewer Gaussians are drawn.
+3. Larger batches of DP-SGD (`_larger_batch`), with a learning rate that grows with their root
+   (Krizhevsky 2014, "One weird trick", section 5): at one ε models are as accurate
+   (`benchmarks.private.batches`), and up to ten times fewer Gaussians are drawn.
 4. As long as the power check (`runs.power_check`) does not say that training and clusters carry:
    the linear network; one start; of whole clients' updates fewer rounds, by halves, down to
    `FEWEST`; less noise in what clusters follow from, by halves, as long as that of training grows
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from securecluster.parties.method import Method
 
 CLIP = 1.0
-# a batch's part of the smallest client's samples, and its most samples, with which memory, the
-# learning rate and the rounding of sums stay small (not in the papers)
+# a batch's part of the smallest client's samples, and its most samples, with which memory and the
+# rounding of sums stay small (not in the papers)
 PART = 4
 LARGEST_BATCH = 200
 DISTRIBUTED = "distributed"
@@ -116,7 +116,8 @@ def chosen_for(method: Method, facts: Facts) -> dict[str, Any]:
     if "batch_size" in start:
         # the network is known now, by which the usual rate goes
         usual = _with(method, start).training.resolved(method, facts, {})["lr"]
-        start["lr"] = usual * start["batch_size"] / method.training.batch_size
+        larger = start["batch_size"] / method.training.batch_size
+        start["lr"] = float(f"{usual * math.sqrt(larger):.3g}")
     return {name: value for name, value in start.items() if getattr(method, name) != value}
 
 
@@ -333,9 +334,9 @@ def _started(
 def _larger_batch(method: Method, facts: Facts, free: set[str]) -> dict[str, int]:
     """Return the batch size of DP-SGD, by name; nothing where it stays.
 
-    It stays where it or the learning rate is given, where Adam finds its own rate, and where a rate
-    as large is too large: for terms of the loss that no clip bounds, and for models that are tuned
-    without noise in the end.
+    It stays where it or the learning rate is given, where Adam finds its own rate, and where a
+    larger rate may be too large: for terms of the loss that no clip bounds, and for models that are
+    tuned without noise in the end.
 
     Args:
         method: with the options that were given.

@@ -29,16 +29,22 @@ def test_both_batches_have_as_many_rates_around_that_of_their_size() -> None:
     assert len(tried) == len({tuple(cell.values()) for cell in tried}) == 3 * 3 * 3
 
 
-def test_the_rate_is_that_of_the_seed_for_it_and_no_seed_is_used_twice() -> None:
+def test_rates_are_those_of_the_seed_for_it_and_no_seed_is_used_twice() -> None:
     tuned = [row("20", 0, 0.5, "0.1"), row("20", 0, 0.6, "0.2"), row("quarter", 0, 0.4, "0.4")]
-    cells = batches.cells(tuned, 2)
-    assert {(cell["batch"], cell["lr"]) for cell in cells} == {("20", 0.2), ("quarter", 0.4)}
+    chosen = batches.plans(tuned)
+    usual, larger = (("digits", "fedavg", batch) for batch in batches.COMPARED)
+    assert chosen["tuned"] == {usual: 0.2, larger: 0.4}
+    rates = [chosen[way][larger] for way in ("root", "ratio", "half")]
+    assert rates == [0.272, 0.37, 0.185]
+    assert {chosen[way][usual] for way in chosen} == {0.2}
+    cells = batches.cells(chosen, 2)
+    assert len(cells) == len({tuple(cell.values()) for cell in cells})
     assert batches.TUNING_SEED not in {cell["seed"] for cell in cells}
 
 
 def test_leads_are_of_pairs_of_one_federation() -> None:
-    # the second federation has no run with the usual batch, so it tells nothing of the lead
-    rows = [row("20", 1, 0.5), row("quarter", 1, 0.6), row("quarter", 2, 0.9)]
-    usual, larger = batches.compared(rows)
-    assert (usual["lead"], larger["lead"], larger["better"]) == ("0.0000", "0.1000", 1)
-    assert float(larger["accuracy"]) == pytest.approx(0.75)
+    # the second federation has no run with the usual batch, so it tells nothing
+    rows = [row("20", 1, 0.5), row("quarter", 1, 0.6, "0.4"), row("quarter", 2, 0.9, "0.4")]
+    (line,) = batches.compared(rows, {"tuned": batches.plans(rows)["tuned"]})
+    assert (line["lead"], line["better"], line["seeds"]) == ("0.1000", 1, 1)
+    assert float(line["accuracy_larger"]) == pytest.approx(0.6)
