@@ -91,8 +91,8 @@ NOT_OF_FEDAVG = (
 MOST_WORDS = {
     "README.md": 900,
     "ARCHITECTURE.md": 1990,
-    "docs/*.md": 45000,
-    "docs/evidence/*.md": 24700,
+    "docs/*.md": 45030,
+    "docs/evidence/*.md": 24930,
 }
 
 
