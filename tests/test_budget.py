@@ -31,10 +31,10 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7180,
-    "benchmarks": 15490,
+    "benchmarks": 15640,
     "protocols": 750,
     "protocols/cfl": 1060,
-    "protocols/common": 5290,
+    "protocols/common": 5310,
     "protocols/conformance": 1810,
     "protocols/contrib": 1210,
     "protocols/hidden": 1330,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1560,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75580,
+    "tests": 75660,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

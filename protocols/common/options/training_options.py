@@ -42,7 +42,7 @@ class TrainingOptions(OptionGroup):
     epochs: int = 3
     """passes over its own data that a client makes in a round"""
     batch_size: int = 20
-    """samples per mini-batch"""
+    """samples per mini-batch; a target ε chooses larger ones for dp_unit example"""
     optimizer: str = "sgd"
     """sgd or adam"""
     momentum: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sklearn.base import clone
 
 from securecluster import (
     CFL,
+    MRMTL,
     FedAvg,
     Federation,
     Hidden,
@@ -137,6 +139,62 @@ def test_a_network_that_is_tuned_without_noise_stays_until_it_is_drowned(
     assert strain(FedAvg(**{**drowned.get_params(), "clip": 1.0}), digits) > 1
     chosen = chosen_for(drowned, digits.facts)
     assert chosen == {"clip": 1.0, "model": "linear", "rounds": target_defaults.FEWEST}
+
+
+LARGE = {"batch_size": 50, "lr": 0.2 * (50 / 20) ** 0.5}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "changed"),
+    [
+        # a quarter of the smallest client's samples, and the rate by their root
+        ((200, 900), {}, LARGE),
+        ((250, 900), {"keep_best": 0.2}, LARGE),
+        ((200, 900), {"momentum": 0.5}, LARGE),
+        # at most 200, and no fewer than without noise
+        ((9000, 900), {}, {"batch_size": 200, "lr": 0.632}),
+        ((9000, 83), {}, {}),
+        # what is given stays, and what a large rate does not suit
+        ((200, 900), {"batch_size": 20}, {}),
+        ((200, 900), {"lr": 0.1}, {}),
+        ((200, 900), {"accumulate": 2}, {}),
+        ((200, 900), {"optimizer": "adam"}, {}),
+        ((200, 900), {"weight_decay": 0.1}, {}),
+        ((200, 900), {"tune_rounds": 1}, {}),
+        ((200, 900), {"dp_unit": "client"}, {}),
+    ],
+)
+def test_dp_sgd_takes_larger_batches_at_a_larger_rate(
+    sizes: tuple[int, int], options: dict[str, Any], changed: dict[str, Any], digits: Federation
+) -> None:
+    facts = replace(digits.facts, clients=len(sizes), samples=sizes)
+    # so little noise that nothing else is chosen
+    made = FedAvg(**{"target_epsilon": 1e4, "dp_unit": "example", "model": "linear"} | options)
+    chosen = chosen_for(made, facts)
+    assert {name: chosen[name] for name in ("batch_size", "lr") if name in chosen} == (
+        pytest.approx(changed, rel=1e-3)
+    )
+    # numbers of samples are public with such noise alone
+    assert set(chosen) - {"batch_size", "lr"} <= {"clip", "aggregation"}
+
+
+def test_larger_batches_suit_the_network_and_terms_of_the_method(digits: Federation) -> None:
+    facts = replace(digits.facts, samples=(400,) * 12, bright=True)
+    # the rate is that of the network that is chosen: the linear one's of bright images
+    drowned = chosen_for(FedAvg(target_epsilon=0.2, dp_unit="example", model="auto"), facts)
+    assert drowned["lr"] == pytest.approx(0.03 * 5**0.5, rel=1e-3)
+    # MR-MTL has a term that no clip bounds, unless λ is zero
+    for regularization, larger in ((0.1, False), (0.0, True)):
+        made = MRMTL(target_epsilon=4.0, dp_unit="example", regularization=regularization)
+        assert ("batch_size" in chosen_for(made, facts)) is larger
+
+
+def test_larger_batches_cost_fewer_noises_and_no_more_epsilon() -> None:
+    federation = Federation.simulate("digits", clients=4, samples=120, seed=0)
+    options: dict[str, Any] = {"target_epsilon": 4.0, "dp_unit": "example", "rounds": 2}
+    fitted = FedAvg(**options).fit(federation, SETTINGS)
+    assert fitted.result_.method.batch_size == 30
+    assert 3.9 < fitted.ledger_.price(1e-5).epsilon <= 4.0
 
 
 @pytest.mark.parametrize(
