@@ -71,7 +71,7 @@ def check_goes_on(folder: Path) -> None:
     """Raise RunFolderError for a run of 0.2 whose checkpoints have clients in blocks on Ray.
 
     Args:
-        folder: of a run, whose configuration was checked.
+        folder: of a run.
     """
     if run_folder.config_of(folder)["settings"].get("engine") == "ray":
         raise RunFolderError(

@@ -173,13 +173,13 @@ class SimulatedRun:
         return Origin(config_hash(self._config), self._program, named_draws=True)
 
     def _check_origin(self, origin: Origin) -> None:
+        assert self._folder is not None, "checkpoints are in a folder"
+        check_goes_on(self._folder)
         if origin.config != config_hash(self._config):
             raise RunFolderError(
                 f"{self._folder} holds a run of another configuration: resume with the same one, "
                 "or give another folder"
             )
-        assert self._folder is not None, "checkpoints are in a folder"
-        check_goes_on(self._folder)
         if not origin.named_draws and not called_by_position(self._federation.names):
             raise RunFolderError(
                 f"{self._folder} holds a run of an earlier version, whose clients drew batches by "
