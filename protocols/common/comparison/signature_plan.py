@@ -235,7 +235,8 @@ def example_map(
     if signature_kind == PLAIN:
         size = plan.sizes_of_kinds[PLAIN]
         return GradientSketch(size, features, classes, centre, randomness, smooth)
-    unit = not plan.may_be(BLOCKS)
+    # the size that sampling is taken to have is of examples of norm 1, also where there is no noise
+    unit = plan.kind != BLOCKS
     return ClassBlocks(plan.block_size, features, classes, centre, randomness, unit, smooth)
 
 
