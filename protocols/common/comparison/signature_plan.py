@@ -235,8 +235,7 @@ def example_map(
     if signature_kind == PLAIN:
         size = plan.sizes_of_kinds[PLAIN]
         return GradientSketch(size, features, classes, centre, randomness, smooth)
-    # the size that sampling is taken to have is of examples of norm 1, also where there is no noise
-    unit = plan.kind != BLOCKS
+    unit = not plan.may_be(BLOCKS)
     return ClassBlocks(plan.block_size, features, classes, centre, randomness, unit, smooth)
 
 
