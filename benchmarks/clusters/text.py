@@ -2,38 +2,38 @@
 
 python -m benchmarks.clusters.text [--seeds 1 2 3 4 5] [--settings swaps]
 
+The last two settings are for `benchmarks.clusters.text_signatures`.
+
 20 clients with 300 articles of AG-News each, and 100 that are held out; the label is the topic. An
 article is 512 counts of hashed words, of norm 1.
 
 - `swaps`: two clusters, which have swapped labels of other two topics.
 - `topics`: four clusters, of which each has one topic in seven of ten articles.
-- `swaps, directions`: `swaps`, and counts of 2048 words are projected on 20 public directions, in
-  which a tenth of the articles, which are no client's, vary most; then the norm is 1 again.
+- `swaps, directions`: as `swaps`, and counts of 2048 words are projected on 20 public directions,
+  in which other articles, which are no client's, vary most; then the norm is 1 again.
 - `swaps, random`: likewise with 20 random directions.
 
-Models are linear. Each method has one learning rate of several, and fine-tuning one of its shares,
-which was the most accurate on seed 100. Without noise there are 40 rounds of one epoch; private
-runs have ten rounds of one step on all samples, and a target ε of 4 for an example. `ifca` is told
-the number of clusters, and so are methods with `k`. Rows are written as they are measured; texts
-are in the folder ag_news of SECURECLUSTER_DATA.
+Models are linear, and there are 20 rounds of one epoch. Private runs have a target ε of 4 for an
+example, and ten rounds of one step on all samples. Fine-tuning is the best of six forms on a seed
+of its own (`benchmarks.papers.rivals`); private, it has half of the rounds. `k` and `ifca` are told
+the number of clusters. Rows are written as they are measured; texts are in the folder ag_news of
+SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import cache, lru_cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.rivals import KEY, SHARES, TUNED_ON, chosen, tuned
+from benchmarks.papers.rivals import KEY, Comparison, fill, tuned
 from benchmarks.sheet import Cell
-from benchmarks.table import RESULTS, UNRECORDED, Journal
+from benchmarks.table import UNRECORDED
 from securecluster import Federation
 from securecluster.clustering.metrics import mean
 from securecluster.core.randomness import Randomness
@@ -60,34 +60,32 @@ TOPICS = 4
 MAIN_SHARE = 0.7  # of a client's own topic
 PUBLIC = 12_000  # first articles of the file, which are no client's
 WORDS, WORDS_BEFORE, DIRECTIONS = 512, 2048, 20
-ROUNDS = 40
-RATES = (1.0, 4.0)
-ROUNDS_PRIVATE = 10
-RATES_PRIVATE = (2.0, 8.0)
+TRAINING: dict[str, Any] = {"model": "linear", "mask": "none", "lr": 2.0, "rounds": 20}
 PRIVATE: dict[str, Any] = {
     "target_epsilon": 4.0,
     "dp_unit": "example",
     "clip": 1.0,
+    "lr": 4.0,
+    "rounds": 10,
     "batch_size": 10_000,  # more than any client has
 }
-FINETUNE = "finetune"
 Features = NDArray[np.float32]
-Made = Callable[[int, dict[str, Any]], ClusteringProtocol]
-METHODS: Mapping[str, Made] = {
+METHODS: dict[str, Callable[[int, dict[str, Any]], ClusteringProtocol]] = {
     "fedavg": lambda k, options: FedAvg(**options),
     "local": lambda k, options: Local(**options),
     "cfl": lambda k, options: CFL(**options),
-    "flhc": lambda k, options: FLHC(**options),
-    "srfca": lambda k, options: SRFCA(
-        **{**options, "rounds": options["rounds"] // 2}, local_rounds=options["rounds"] // 2
-    ),
-    "ifca": lambda k, options: IFCA(**options, k=k),
+    "flhc": lambda k, options: FLHC(**options, pre_rounds=options["rounds"] // 2),
     "oneshot": lambda k, options: OneShot(**options),
+    "ifca": lambda k, options: IFCA(**options, k=k),
     "signature": lambda k, options: Signature(**options),
     "signature, k": lambda k, options: Signature(**options, k=k),
 }
-# noise for single clients, which are twenty, would hide everything
-NOT_PRIVATE: Mapping[str, Made] = {"hidden, k": lambda k, options: Hidden(**options, k=k)}
+# without noise: SR-FCA trains twice, and noise for single clients, which are 20, hides everything
+NOT_PRIVATE: dict[str, Callable[[int, dict[str, Any]], ClusteringProtocol]] = {
+    "srfca": lambda k, options: SRFCA(**{**options, "rounds": 10}, local_rounds=10),
+    "hidden, k": lambda k, options: Hidden(**options, k=k),
+}
+FINETUNE = "finetune"
 AT_EPSILON = ", ε 4"
 
 
@@ -176,20 +174,6 @@ def federation(setting: str, seed: int) -> Federation:
     return Federation.from_arrays(train, test=test, classes=TOPICS, seed=seed, truth=truth)
 
 
-def forms() -> Iterator[tuple[str, str, float]]:
-    """Yield each method with the options among which its own are chosen: share and rate."""
-    for method in (*METHODS, *NOT_PRIVATE):
-        for rate in RATES:
-            yield method, "", rate
-    for share, rate in product(SHARES, RATES):
-        yield FINETUNE, share, rate
-    for method in METHODS:
-        for rate in RATES_PRIVATE:
-            yield method + AT_EPSILON, "", rate
-    for share, rate in product(SHARES[1:], RATES_PRIVATE):
-        yield FINETUNE + AT_EPSILON, share, rate
-
-
 def measured(cell: Cell) -> dict[str, Any]:
     """Return a cell with its clusters and accuracy.
 
@@ -198,15 +182,13 @@ def measured(cell: Cell) -> dict[str, Any]:
     """
     setting = cell["scenario"]
     name, private, _ = cell["method"].partition(AT_EPSILON)
-    options: dict[str, Any] = {"model": "linear", "lr": cell["rate"], "mask": "none"}
-    rounds = ROUNDS_PRIVATE if private else ROUNDS
-    if private:
-        options |= PRIVATE
+    options = {**TRAINING, **PRIVATE} if private else TRAINING
     if name == FINETUNE:
-        protocol = tuned(options, rounds, cell["share"], 1.0)
+        rounds = options["rounds"]
+        of_training = {option: options[option] for option in options if option != "rounds"}
+        protocol = tuned(of_training, rounds, cell["share"] or "half", cell["rate"])
     else:
-        made = {**METHODS, **NOT_PRIVATE}[name]
-        protocol = made(SETTINGS[setting], {**options, "rounds": rounds})
+        protocol = {**METHODS, **NOT_PRIVATE}[name](SETTINGS[setting], options)
     fitted = protocol.fit(federation(setting, cell["seed"]), UNRECORDED)
     assert fitted.agreement_ is not None
     return {
@@ -217,32 +199,8 @@ def measured(cell: Cell) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure what the file does not have yet.
-
-    Args:
-        arguments: of the command line.
-    """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--out", type=Path, default=RESULTS / "text.csv")
-    options = parser.parse_args(arguments)
-    journal = Journal(options.out, KEY, COLUMNS)
-
-    def fill(setting: str, method: str, share: str, rate: float, seed: int) -> None:
-        cell = dict(zip(KEY, (setting, method, share, rate, seed), strict=True))
-        if journal.lacks(cell):
-            journal.append([measured(cell)])
-
-    for setting in options.settings:
-        for method, share, rate in forms():
-            fill(setting, method, share, rate, TUNED_ON)
-        for seed in options.seeds:
-            for method in dict.fromkeys(name for name, _, _ in forms()):
-                best = chosen(options.out, setting, method)
-                fill(setting, method, best["share"], float(best["rate"]), seed)
-
+NAMES = (*METHODS, *NOT_PRIVATE, *(name + AT_EPSILON for name in (*METHODS, FINETUNE)))
+COMPARISON = Comparison("text", ("swaps", "topics"), SEEDS, NAMES, COLUMNS, measured)
 
 if __name__ == "__main__":
-    main()
+    fill(COMPARISON, __doc__)

@@ -102,16 +102,14 @@ def _cell(name: str, method: str, seed: int, share: str = "", rate: float = 1.0)
     return dict(zip(KEY, (name, method, share, rate, seed), strict=True))
 
 
-def chosen(path: Path, name: str, method: str = "finetune") -> dict[str, str]:
-    """Return the row of the form of a method that is the most accurate on the seed of tuning.
+def chosen(path: Path, name: str) -> dict[str, str]:
+    """Return the row of the form of fine-tuning that is the most accurate on its own seed.
 
     Args:
         path: of the measurements.
         name: of the scenario.
-        method: that has several forms.
     """
-    key = {"scenario": name, "method": method, "seed": str(TUNED_ON)}
-    rows = [row for row in read(path) if key.items() <= row.items()]
+    rows = [row for row in read(path) if row["scenario"] == name and row["seed"] == str(TUNED_ON)]
     return max(rows, key=lambda row: float(row["accuracy"]))
 
 
