@@ -31,7 +31,7 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7150,
-    "benchmarks": 15420,
+    "benchmarks": 15630,
     "protocols": 750,
     "protocols/cfl": 1060,
     "protocols/common": 5290,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1560,
     "securecluster/studies": 4410,
     "securecluster/training": 2150,
-    "tests": 76230,
+    "tests": 76260,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

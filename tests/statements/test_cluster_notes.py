@@ -232,7 +232,7 @@ def test_after_a_private_run_one_cluster_by_signatures_has_its_reason() -> None:
 def test_after_a_private_run_no_clusters_are_the_reason_where_nothing_else_is() -> None:
     federation = replace(digits(Iid(), 12, 80), truth=None)
     said = private(FLHC, federation, clip=1.0, noise=0.3, pre_rounds=5, threshold=1e9)
-    assert said is not None and "there may be no other clusters, or clusters that sparse" in said
+    assert said is not None and "there may be no other clusters, or some that sparse" in said
     # numbers of samples are private where whole clients are, and nothing is said of them
     unknown = private(
         FLHC, federation, clip=1.0, noise=0.001, dp_unit="client", pre_rounds=5, threshold=1e9
