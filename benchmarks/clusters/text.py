@@ -127,11 +127,11 @@ def features(setting: str, texts: NDArray[Any]) -> Features:
         texts: (n,)
     """
     if "," not in setting:
-        return hashed(texts, WORDS).toarray().astype(np.float32)
+        return np.asarray(hashed(texts, WORDS).toarray(), dtype=np.float32)
     centre, directions = basis(setting)
     projected = hashed(texts, WORDS_BEFORE) @ directions.T - directions @ centre
     norms = np.linalg.norm(projected, axis=1, keepdims=True)
-    return (projected / np.maximum(norms, 1e-6)).astype(np.float32)
+    return np.asarray(projected / np.maximum(norms, 1e-6), dtype=np.float32)
 
 
 @lru_cache(maxsize=1)

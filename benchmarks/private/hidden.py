@@ -343,7 +343,7 @@ def shape_of(data: str) -> tuple[int, ...]:
     return SHAPES.get(data, SHAPE)
 
 
-def gaussian_table() -> tuple[Array, Array]:
+def gaussian_table() -> tuple[Array, Any]:
     """Return rows of ten normally distributed classes, (60000, 30), and their labels."""
     draw = Randomness(0).generator("table")
     centres = SEPARATION * draw.normal(size=(10, *SHAPES["table"]))
@@ -351,7 +351,7 @@ def gaussian_table() -> tuple[Array, Array]:
     return centres[labels] + draw.normal(size=(POOL, *SHAPES["table"])), labels
 
 
-def news() -> tuple[Array, Array]:
+def news() -> tuple[Array, Any]:
     """Return articles of AG-News in 20 directions of hashed words, and their topics."""
     from benchmarks.clusters import text
 
@@ -374,8 +374,8 @@ def pool_of(data: str) -> tuple[Array, Array]:
         (4, n, f) and labels (n,); of a table rows as they are, (1, n, f).
     """
     if data in TABLES:
-        x, y = TABLES[data]()
-        return x[None], y
+        rows, of_rows = TABLES[data]()
+        return rows[None], np.asarray(of_rows)
     federation = Federation.simulate(
         data, scenario=Iid(), clients=2, samples=POOLS.get(data, POOL) // 2, seed=FIRST_SEED
     )
