@@ -31,7 +31,7 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7180,
-    "benchmarks": 15640,
+    "benchmarks": 15840,
     "protocols": 750,
     "protocols/cfl": 1060,
     "protocols/common": 5310,
@@ -55,7 +55,7 @@ CODE_LINES = {
     "securecluster/models": 2620,
     "securecluster/nodes": 2630,
     "securecluster/parties": 2300,
-    "securecluster/privacy": 5280,
+    "securecluster/privacy": 5290,
     "securecluster/protections": 4680,
     "securecluster/recordings": 1090,
     "securecluster/reports": 1590,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1560,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75660,
+    "tests": 75690,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

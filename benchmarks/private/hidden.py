@@ -103,7 +103,11 @@ DRAWS = 4
 FIRST_SEED = 200
 STARTS = 50  # of the oracle
 SHAPE = (1, 28, 28)
+# of other data sets; those of tables have their number of columns
+SHAPES: dict[str, tuple[int, ...]] = {"cifar10": (3, 32, 32), "table": (30,), "news": (20,)}
 POOL = 60_000  # images of each data set
+POOLS = {"cifar10": 50_000}
+SEPARATION = 0.4  # of the classes of `gaussian_table`, over their deviation, in each column
 CHUNK = 5000  # images that are turned at once
 
 
@@ -334,6 +338,31 @@ def _clustered(
     return labels, noisy_centres.separation(centres, noisy_centres.counts_of(noisy_sum))
 
 
+def shape_of(data: str) -> tuple[int, ...]:
+    """Return the shape of a data set's samples."""
+    return SHAPES.get(data, SHAPE)
+
+
+def gaussian_table() -> tuple[Array, Any]:
+    """Return rows of ten normally distributed classes, (60000, 30), and their labels."""
+    draw = Randomness(0).generator("table")
+    centres = SEPARATION * draw.normal(size=(10, *SHAPES["table"]))
+    labels = draw.integers(10, size=POOL)
+    return centres[labels] + draw.normal(size=(POOL, *SHAPES["table"])), labels
+
+
+def news() -> tuple[Array, Any]:
+    """Return articles of AG-News in 20 directions of hashed words, and their topics."""
+    from benchmarks.clusters import text
+
+    texts, topics = text.articles()
+    own = slice(text.PUBLIC, text.PUBLIC + POOL)
+    return text.features("swaps, directions", texts[own]).astype(np.float64), topics[own]
+
+
+TABLES = {"table": gaussian_table, "news": news}
+
+
 @cache
 def pool_of(data: str) -> tuple[Array, Array]:
     """Return all images of a data set, turned by the four rotations, as low frequencies.
@@ -342,10 +371,13 @@ def pool_of(data: str) -> tuple[Array, Array]:
         data: name of the data set.
 
     Returns:
-        (4, n, f) and labels (n,).
+        (4, n, f) and labels (n,); of a table rows as they are, (1, n, f).
     """
+    if data in TABLES:
+        rows, of_rows = TABLES[data]()
+        return rows[None], np.asarray(of_rows)
     federation = Federation.simulate(
-        data, scenario=Iid(), clients=2, samples=POOL // 2, seed=FIRST_SEED
+        data, scenario=Iid(), clients=2, samples=POOLS.get(data, POOL) // 2, seed=FIRST_SEED
     )
     classes = federation.classes
     low = ClassMeans(tuple(federation.shape), classes, 1, 0)
@@ -398,7 +430,7 @@ def parts_of(setting: str, seed: int) -> tuple[Array, list[int]]:
     """
     chosen = SETTINGS[setting]
     means, counts, truth = class_means_of(chosen, seed)
-    sketch = ClassMeans(SHAPE, means.shape[1], POINT_SIZE * chosen.told, seed)
+    sketch = ClassMeans(shape_of(chosen.data), means.shape[1], POINT_SIZE * chosen.told, seed)
     of_classes, weights = zip(*map(sketch.parts_of_means, means, counts), strict=True)
     return noisy_centres.part_rows(np.stack(of_classes), np.stack(weights)), truth
 
@@ -417,7 +449,7 @@ def class_means_of(chosen: Setting, seed: int) -> tuple[Array, Array, list[int]]
     names = [np.arange(classes)] * k
     if chosen.shift != "rotations" and k > 1:
         shift = SHIFTS[chosen.shift](clusters=k)
-        blank = np.zeros((classes, *SHAPE), np.float32)
+        blank = np.zeros((classes, *shape_of(chosen.data)), np.float32)
         for cluster in range(k):
             _, y = shift.transform(cluster, blank, names[cluster], classes, Randomness(seed))
             names[cluster] = np.asarray(y)

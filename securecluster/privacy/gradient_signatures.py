@@ -307,7 +307,8 @@ class ClassResiduals:
 
     The row of an example of class y is zero but for the block of its class, which is t·(p − μ_y),
     clipped, where p are its projections. So a client's share of a class matters to second order
-    alone: a control variate.
+    alone: a control variate. Where examples are not of norm 1, these rows are, so that the units of
+    the data do not matter either.
 
     Args:
         blocks: the map of projections, of examples of norm 1.
@@ -334,7 +335,10 @@ class ClassResiduals:
         """
         projected = self.blocks.rows(inputs)[:, :-1].double()
         means = self.means.to(projected)[labels.to(projected.device)]
-        residuals = clipped_rows(RESIDUAL_SCALE * (projected - means), clip)
+        rest = RESIDUAL_SCALE * (projected - means)
+        if not self.blocks.unit:
+            rest = rest / rest.norm(dim=1, keepdim=True).clamp_min(SHORTEST)
+        residuals = clipped_rows(rest, clip)
         return torch.where(_finite(inputs).to(residuals.device), residuals, 0.0)
 
     def sums(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:

@@ -224,7 +224,9 @@ def _reason(fitted: FittedRun, federation: Federation) -> str:
     if few:
         return f"; too few samples are the likeliest reason ({of_classes}), since {readable}"
     return (
-        f"; most likely there are no other clusters, since {readable}, and {of_classes}, are enough"
+        f"; noise and samples are hardly the reason, since {readable}, and {of_classes}, mostly "
+        "suffice: there may be no other clusters, or some that sparse samples (counts of words, "
+        "say) or this method hardly show"
     )
 
 

@@ -138,7 +138,9 @@ def preload() -> None:
     """Start the process that workers are forked from, which loads what they need meanwhile."""
     if METHOD == "forkserver":
         multiprocessing.get_context(METHOD).set_forkserver_preload(list(PRELOADED))
-        forkserver.ensure_running()
+        # it is the child of another process where this one was forked from that
+        with suppress(OSError):
+            forkserver.ensure_running()
 
 
 def results(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> Iterator[R | Died]:

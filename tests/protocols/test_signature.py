@@ -77,6 +77,19 @@ def test_every_kind_of_signature_finds_swapped_labels(params: dict[str, Any]) ->
     assert made(**params).fit(federation).agreement_["exact"]
 
 
+@pytest.mark.parametrize("unit", [0.1, 3.0])
+def test_units_of_the_data_change_no_number_of_clusters_without_noise(unit: float) -> None:
+    shown = two_clusters(16, 80)
+    arrays = {
+        name: (shard.x * unit, shard.y)
+        for name, shard in zip("abcdefghijklmnop", shown.shards, strict=True)
+    }
+    truth = dict(zip(arrays, shown.truth, strict=True))
+    scaled = Federation.from_arrays(arrays, classes=shown.classes, truth=truth, seed=0)
+    fitted = made(k=None, signature_centre=0.31 * unit).fit(scaled)
+    assert fitted.agreement_["exact"]
+
+
 def test_without_noise_the_server_gets_the_mean_sketch_of_each_client(clients: Federation) -> None:
     served = serve(made(**PLAIN, mask="none"), clients)
     sketch = GradientSketch(64, 64, clients.classes, 0.31, Randomness(clients.seed))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ def test_workers_are_loaded_and_have_the_environment_and_folder_of_now(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     preload()
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        with suppress(BaseException):
+            preload()
+            os._exit(0)
+        os._exit(1)
     monkeypatch.setenv("SECURECLUSTER_DATA", "of now")
     monkeypatch.delenv("PATH")
     monkeypatch.chdir(tmp_path)
