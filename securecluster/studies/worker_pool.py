@@ -162,6 +162,7 @@ def results(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> Itera
         for task in tasks:
             yield work(task)
         return
+    preload()
     waiting = deque(tasks)
     workers: dict[Any, _Worker] = {}
     try:

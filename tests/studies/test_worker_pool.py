@@ -39,13 +39,6 @@ def test_workers_are_loaded_and_have_the_environment_and_folder_of_now(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     preload()
-    if child := os.fork():
-        assert os.waitpid(child, 0)[1] == 0
-    else:
-        with suppress(BaseException):
-            preload()
-            os._exit(0)
-        os._exit(1)
     monkeypatch.setenv("SECURECLUSTER_DATA", "of now")
     monkeypatch.delenv("PATH")
     monkeypatch.chdir(tmp_path)
@@ -54,6 +47,18 @@ def test_workers_are_loaded_and_have_the_environment_and_folder_of_now(
     of_now, loaded = results(eval, tasks, 1)
     assert of_now == ["of now", None, str(tmp_path)]
     assert loaded or METHOD == "spawn"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_of_a_process_with_workers_may_ask_for_them_too() -> None:
+    preload()
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        with suppress(BaseException):
+            preload()
+            os._exit(0)
+        os._exit(1)
 
 
 def test_without_processes_everything_is_done_here() -> None:
