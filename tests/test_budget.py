@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1560,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75690,
+    "tests": 75700,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

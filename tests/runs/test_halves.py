@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from cases import two_clusters
 
 from securecluster import CFL, FLHC, Federation
 from securecluster.core.atomic_files import MARKER
+from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterWarning
@@ -38,6 +39,13 @@ METHODS: dict[str, ClusteringProtocol] = {
     "flhc": FLHC(rounds=4, pre_rounds=1, epochs=1, model="linear", aggregation="secagg"),
     "oneshot": OneShot(rounds=3, epochs=1, model="linear", relevance="ckks"),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Let halves compute as `fit` does, since products are rounded by the number of threads."""
+    with cpu_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")
