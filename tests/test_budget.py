@@ -62,10 +62,10 @@ CODE_LINES = {
     "securecluster/results": 2200,
     "securecluster/runs": 760,
     "securecluster/runtime": 3480,
-    "securecluster/statements": 1560,
+    "securecluster/statements": 1580,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75700,
+    "tests": 75720,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
@@ -91,7 +91,7 @@ MOST_WORDS = {
     "README.md": 900,
     "ARCHITECTURE.md": 1990,
     "docs/*.md": 44840,
-    "docs/evidence/*.md": 25618,
+    "docs/evidence/*.md": 25796,
 }
 
 

@@ -75,7 +75,7 @@ def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tune
     if count > 1:
         if noisy:
             return _chance_clusters(fitted, federation, count)
-        return _alike_text(fitted, federation, scored)
+        return _alike_text(fitted, federation, scored) or _lone_text(labels, federation)
     note = one_cluster_note(labels, fitted.history_, federation.truth)
     if noisy and note is None:
         note = _unlooked_note(fitted, federation)
@@ -128,6 +128,31 @@ def _alike_text(fitted: FittedRun, federation: Federation, scored: Scored) -> st
         f"{pair_gain.after:.3f} with the model of their own cluster and {pair_gain.before:.3f} "
         "with that of the other: a smaller number of clusters, or more samples for each client, "
         f"may do better{_few_samples(federation)}"
+    )
+
+
+def _lone_text(labels: list[int], federation: Federation) -> str | None:
+    """Return a sentence on clients that are alone with few samples in a run without noise, or None.
+
+    Their updates are mostly chance, by which they may be put apart from their cluster.
+
+    Args:
+        labels: of the clients.
+        federation: the clients and their data.
+    """
+    if len(set(labels)) > len(labels) // 2:
+        return None
+    sizes = [len(shard.y) for shard in federation.shards]
+    few = min(np.median(sizes) / 2, FEW_A_CLASS * federation.classes)
+    lone = [members[0] for members in clusters_of(labels) if len(members) == 1]
+    small = [client for client in lone if sizes[client] < few]
+    if not small:
+        return None
+    names = ", ".join(f"{federation.names[client]} ({sizes[client]})" for client in small)
+    return (
+        f"few samples may be why a client is alone in its cluster: {names}, where the median "
+        f"client has {np.median(sizes):.0f}: try its score with another cluster's model, or more "
+        "samples"
     )
 
 

@@ -17,6 +17,7 @@ from securecluster import Federation, Iid, LabelPermutation, LabelSwap
 from securecluster.cli.main import main
 from securecluster.errors import SecureClusterWarning
 from securecluster.protocols import CFL, FLHC, IFCA, CLoVE, FedAvg, Hidden, Settings, Signature
+from securecluster.statements import cluster_notes
 from securecluster.statements.cluster_differences import alike, clients_differ
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -92,6 +93,28 @@ def test_few_samples_a_client_are_named() -> None:
     assert set(fitted.labels_) == {0} and fitted.warning_ is not None
     assert "12 samples of 10 classes" in fitted.warning_
     assert "are few to read clusters from" in fitted.warning_
+
+
+@pytest.mark.parametrize(
+    ("labels", "smallest", "named"),
+    [
+        ([0, 1, 1, 1, 1, 1], 20, "a (16), where the median client has 64"),
+        ([0, 1, 1, 1, 1, 1], 45, None),  # not so few beside the others
+        ([0, 0, 1, 1, 1, 1], 20, None),  # not alone
+        ([0, 1, 2, 3, 4, 5], 20, None),  # everybody is
+    ],
+)
+def test_a_client_that_few_samples_put_apart_is_named(
+    labels: list[int], smallest: int, named: str | None
+) -> None:
+    draw = np.random.default_rng(0)
+    clients = {
+        name: (draw.normal(size=(size, 4)), np.arange(size) % 10)
+        for name, size in zip("abcdef", (smallest, 80, 80, 80, 160, 160), strict=True)
+    }
+    said = cluster_notes._lone_text(labels, Federation.from_arrays(clients, seed=0))
+    assert (said is None) == (named is None)
+    assert named is None or named in str(said)
 
 
 @pytest.mark.parametrize("method", [Hidden, CLoVE])
