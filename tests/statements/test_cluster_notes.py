@@ -258,7 +258,8 @@ def test_after_a_private_run_doubt_is_said_as_doubt() -> None:
 
 
 def test_after_a_private_run_that_found_its_clusters_nothing_is_said() -> None:
-    assert private(FLHC, digits(LabelSwap(4), 12, 80), clip=1.0, noise=0.1, pre_rounds=5) is None
+    federation = digits(LabelPermutation(2), 12, 80)
+    assert private(FLHC, federation, clip=1.0, noise=0.1, pre_rounds=5) is None
 
 
 def test_a_private_run_at_chance_says_that_training_was_lost() -> None:
