@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1580,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75720,
+    "tests": 75740,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -82,7 +82,7 @@ PURPOSE = "secure sums"  # of the keys of pairs
 ROW_DIGESTS = purpose_hash("securecluster row digests v2")  # what their keys are for
 # graphs that are kept, such as those of the clusters of a round
 KEPT_GRAPHS = 16
-# pairs of clients whose places in graphs stay in memory
+# pairs of clients, and members of graphs, whose places stay in memory
 KEPT_PAIRS = 1 << 19
 
 
@@ -167,6 +167,8 @@ class SecureSumService(ClientHalf):
                 the client does not have.
         """
         check_sums_alone(call, release)
+        if len(set(call.to)) < len(call.to):
+            raise PolicyError("a client is asked for two rows of one secure sum")
         checked: set[tuple[int, ...]] = set()  # lists that clients of one sum share
         for client, members in members_of(call):
             if client not in members:
@@ -380,6 +382,7 @@ class SecureSumService(ClientHalf):
         pairs = self._pairs.get(id(graph))
         if pairs is None:
             pairs = self._pairs[id(graph)] = Pairs(graph, self._exchange.pair_key)
+            self._forget_pairs()
         self._pairs.move_to_end(id(graph))
         context = SumContext(
             run=self._run,
@@ -407,10 +410,10 @@ class SecureSumService(ClientHalf):
 
     def _forget_pairs(self) -> None:
         """Drop the pairs of the oldest graphs, but never those of the last one."""
-        total = sum(len(pairs.keys) for pairs in self._pairs.values())
+        total = sum(len(pairs) for pairs in self._pairs.values())
         while total > KEPT_PAIRS and len(self._pairs) > 1:
             _, oldest = self._pairs.popitem(last=False)
-            total -= len(oldest.keys)
+            total -= len(oldest)
 
     def _guard(self, client: int, members: int) -> UnmaskingGuard:
         """Return a client's guard for a sum of some members, with what it has allowed so far."""

@@ -344,6 +344,7 @@ def mask_tables(clients: Sequence[ClientMasks], tables: Mapping[str, torch.Tenso
     # The self mask keeps the row hidden if the server learns all of its pads: a row may come late.
     keys = [masks._seed for masks in clients]
     row_of = {id(masks): row for row, masks in enumerate(clients)}
+    assert len(row_of) == len(clients), "each row is of a client of its own"
     places = []
     for group in _by_attempt(clients):
         secrets = group[0]._secrets
@@ -917,11 +918,12 @@ class UnmaskingGuard:
         if alive is not context.members and not set(alive) <= set(context.members):
             raise self._refusal(context, "a survivor is no member")
         self._check_survivors(context, record, alive)
+        # also of a list that was settled before any share of it was revealed
+        self._check_same_rows(context, alive == self._earlier(context, alive))
+        if context.values:
+            self.state.summed[context.values] = alive
         if record.survivors is None:
-            self._check_same_rows(context, alive == self._earlier(context, alive))
             self._store(context, replace(record, survivors=alive))
-            if context.values:
-                self.state.summed[context.values] = alive
         if alive is context.members:
             return record.holders
         return tuple(owner for owner in record.holders if owner in alive)

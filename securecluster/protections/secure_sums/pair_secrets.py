@@ -48,6 +48,10 @@ class Pairs:
     def __repr__(self) -> str:
         return f"Pairs({len(self.keys)} pairs, keys hidden)"
 
+    def __len__(self) -> int:
+        """Return how many pairs and members are kept."""
+        return len(self.keys) + len(self.graph.ring)
+
     def of(self, client: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the numbers of a client's pairs, and the signs of its pads (k,).
 

@@ -765,6 +765,11 @@ def test_sums_of_the_same_rows_are_over_one_list_of_survivors() -> None:
     refuses("another list of survivors", client.reveal_shares, again, MEMBERS)
     refuses("another list of survivors", client.reveal_shares, again, MEMBERS[:8])
     assert client.reveal_shares(again, MEMBERS[:9]) == MEMBERS[:9]
+    # nor by a list that is said to be an earlier sum's, before its shares are asked for
+    settled = replace(first, call=9)
+    client.take_part(settled, GRAPH)
+    assert client.settle(9, MEMBERS[:8])
+    refuses("another list of survivors", client.reveal_shares, settled, MEMBERS[:8])
     # a state that was stored holds the client to the list as well
     restored = guard()
     restored.state = client.state

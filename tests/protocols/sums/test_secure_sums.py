@@ -45,6 +45,7 @@ from securecluster.messaging.messages import (
 from securecluster.parties.deployment import build_network
 from securecluster.parties.endpoints import build_client
 from securecluster.protections.key_exchange import SumKey
+from securecluster.protections.secure_sums import client as sum_client
 from securecluster.protections.secure_sums import server as sum_server
 from securecluster.protections.secure_sums.messages import (
     BOX,
@@ -610,6 +611,26 @@ def test_members_are_checked_before_a_row_is_computed(
     with pytest.raises(error, match=words):
         clients.ask(0, clients.calls["contribute"], group=(group,), members=(members,))
     assert not trained
+
+
+def test_a_client_is_asked_for_one_row_of_a_sum(honest: Served, federation: Federation) -> None:
+    clients = Clients(honest, federation, "sum_keys")
+    twice = clients.calls["contribute"].select([0, 0])
+    with pytest.raises(PolicyError, match="asked for two rows of one secure sum"):
+        clients.nodes[0].answer(twice)
+
+
+def test_lists_that_a_client_refuses_fill_no_memory(
+    honest: Served, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sum_client, "KEPT_PAIRS", 12)
+    clients = Clients(honest, federation, "sum_keys")
+    service: Any = clients.nodes[0].halves[SUM]
+    call = dataclasses.replace(clients.calls["contribute"].select([0]), step=1 << 40)
+    for least in (3, 4, 5, 6):
+        service._context(call, "contribute", tuple(range(least)))
+        assert sum(len(pairs) for pairs in service._pairs.values()) <= 12
+    assert [len(pairs.graph.ring) for pairs in service._pairs.values()][-1] == 6
 
 
 def test_a_plain_sum_of_the_same_client_is_refused(honest: Served, federation: Federation) -> None:
