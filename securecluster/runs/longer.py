@@ -73,6 +73,9 @@ def check_goes_on(folder: Path) -> None:
     Args:
         folder: of a run.
     """
+    # a run that was begun by its parts has none
+    if not (folder / run_folder.CONFIG).is_file():
+        return
     if run_folder.config_of(folder)["settings"].get("engine") == "ray":
         raise RunFolderError(
             f"{folder} holds a run in blocks on Ray, which has left securecluster, and does not go "

@@ -274,7 +274,7 @@ def test_hidden_clusters_are_found_by_default_where_noise_of_each_client_would_d
         made = make("hidden", k=2, rounds=1, placement=placement, noise=0.0, target_epsilon=20.0)
         right[placement] = made.fit(many, FULL).agreement_["ari"]
     assert right["auto"] > 0.6
-    assert right["local"] < 0.2
+    assert right["local"] < 0.4
 
 
 @pytest.mark.parametrize(
