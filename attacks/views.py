@@ -37,7 +37,7 @@ from securecluster.runtime.endpoint import GATHER, PAIRS, SUM
 WEIGHTED = frozenset({"contribute", "contribute_kept_update"})
 # outcomes of all verbs, by run: an audit has a view for each attack, and all need the same replay
 OUTCOMES: MutableMapping[Any, tuple[VerbOutcome, ...]] = WeakKeyDictionary()
-# likewise the frames that parties observed, by transcript and then by parties, anonymity and seed
+# likewise the frames that parties observed, by transcript and then by view and calls so far
 OBSERVED: MutableMapping[Any, dict[Any, tuple[ObservedMessage, ...]]] = WeakKeyDictionary()
 MOST_KEPT = 2**28  # bytes of a transcript whose frames are kept in memory
 
@@ -78,14 +78,15 @@ class RecordedView(View):
         """Return all frames of the view."""
         transcript = self.fitted.transcript_
         view = (self.parties, self.anonymous, self.seed)
+        known = (view, len(transcript.entries))
         totals = transcript.totals()
         if totals["up"] + totals["down"] > MOST_KEPT:
             frames: Iterator[ObservedMessage] = transcript.seen_by(*view)
             return frames
         kept = OBSERVED.setdefault(transcript, {})
-        if view not in kept:
-            kept[view] = tuple(transcript.seen_by(*view))
-        return kept[view]
+        if known not in kept:
+            kept[known] = tuple(transcript.seen_by(*view))
+        return kept[known]
 
     @cached_property
     def outcomes(self) -> tuple[VerbOutcome, ...]:
