@@ -34,8 +34,11 @@ FOR_WORKERS = 5.0  # seconds that a stopped worker has to end
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = (
     "securecluster.studies.sweep_plan",
-    "securecluster.runs.simulated_run",
+    "securecluster.runs.carry_out",
     "securecluster.models.architectures",
+    "securecluster.models.flat_model",
+    "securecluster.results.scores",
+    "scipy.special",
     "securecluster.training.stacked_runs",
 )
 

@@ -8,12 +8,14 @@ noise has a bound of its divergences of whole orders (Agarwal, Kairouz & Liu 202
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 # (noise multiplier z, sampling rate q, count)
 Step = tuple[float, float, int]
@@ -139,6 +141,22 @@ def bound(
     return converted(orders, divergences, delta)
 
 
+@cache
+def _of_opacus() -> Any:
+    """Return opacus' module of Rényi divergences, which numpy and scipy suffice for.
+
+    Its file is loaded by itself: the rest of opacus takes a second, more than many runs.
+    """
+    package = importlib.util.find_spec("opacus")
+    assert package is not None and package.origin is not None  # it is a dependency
+    path = Path(package.origin).parent / "accountants" / "analysis" / "rdp.py"
+    spec = importlib.util.spec_from_file_location("opacus_rdp", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def converted(orders: Sequence[float], divergences: Sequence[float], delta: float) -> float:
     """Return the bound of ε by Rényi divergences of some orders.
 
@@ -148,12 +166,13 @@ def converted(orders: Sequence[float], divergences: Sequence[float], delta: floa
         delta: δ, in (0, 1).
     """
     import numpy as np
-    from opacus.accountants.analysis.rdp import get_privacy_spent
 
     # opacus warns where the best order is the first or the last: the bound is loose there but holds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bound, _ = get_privacy_spent(orders=list(orders), rdp=np.asarray(divergences), delta=delta)
+        bound, _ = _of_opacus().get_privacy_spent(
+            orders=list(orders), rdp=np.asarray(divergences), delta=delta
+        )
     return max(0.0, float(bound))
 
 
@@ -247,13 +266,12 @@ def divergence(z: float, q: float, order: float, replaced: bool = False) -> floa
     z = min(z, MOST_NOISE)
     if replaced:
         return replaced_divergence(z, q, order)
-    from opacus.accountants.analysis.rdp import compute_rdp
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             # compute_rdp takes a single order as a float only.
-            rdp = float(compute_rdp(q=q, noise_multiplier=z, steps=1, orders=float(order)))
+            found = _of_opacus().compute_rdp(q=q, noise_multiplier=z, steps=1, orders=float(order))
+            rdp = float(found)
         except (ArithmeticError, ValueError):
             return math.inf
     return math.inf if math.isnan(rdp) else rdp
