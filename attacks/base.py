@@ -403,13 +403,29 @@ class Scorer(ABC):
         """
         return None
 
-    def fixed(self, units: Array) -> Callable[[Array], float]:
+    def of_resamples(self, units: Array) -> Callable[[Array], float]:
         """Return `summary` for resamples, with whatever it fits to units as it fits these.
 
         Args:
             units: all of them, (n, …).
+
+        Returns:
+            Of the positions of a resample's units, (n,), its score.
         """
-        return self.summary
+        return lambda chosen: self.summary(units[chosen])
+
+    def controls(
+        self, guess: Guess, truth: Truth, draw: np.random.Generator, count: int
+    ) -> list[float]:
+        """Return the scores of the negative control, each of a shuffle of its own.
+
+        Args:
+            guess: the attack's.
+            truth: of the run.
+            draw: source of the shuffles.
+            count: of them.
+        """
+        return [self.summary(self.shuffled(guess, truth, draw)) for _ in range(count)]
 
 
 class Attack(ABC):

@@ -44,6 +44,7 @@ from securecluster.attacks.scoring import AgainstOthers, cosine
 from securecluster.clustering import noisy_centres
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
+from securecluster.models.per_example_gradients import Each, Outer
 from securecluster.runtime.endpoint import SUM
 
 POINT = "point"  # fields of sums
@@ -446,11 +447,24 @@ def gradient_blocks(knowledge: Knowledge) -> Iterator[torch.Tensor]:
     labels = torch.as_tensor(knowledge.labels)
     at_once = max(1, MOST_AT_ONCE // knowledge.dimension) if network.together else 1
     for x, y in zip(torch.split(inputs, at_once), torch.split(labels, at_once), strict=True):
+        if network.stack is not None:
+            # fused layers overwrite their samples
+            parameters = knowledge.parameters(knowledge.initial[None])
+            parts = network.stack.examples(parameters, x[None].clone(), y[None])
+            yield torch.cat([_rows_of(parts[name]) for name in network.shapes], dim=1)
+            continue
         parameters = knowledge.parameters(knowledge.initial.expand(len(x), -1))
         # each candidate is the one sample of a model of its own
         weight = inputs.new_ones(len(x), 1)
         gradients = network.gradients(parameters, x[:, None], y[:, None], weight, None)
         yield torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
+
+
+def _rows_of(gradients: Each | Outer) -> torch.Tensor:
+    """Return the gradients of one model's examples at a parameter, (n, numbers)."""
+    if isinstance(gradients, Each):
+        return gradients.rows[0]
+    return torch.einsum("no,ni->noi", gradients.backprops[0], gradients.activations[0]).flatten(1)
 
 
 def _leading_rows(rows: Array, count: int) -> Array:

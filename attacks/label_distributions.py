@@ -57,20 +57,21 @@ class MatchedCorrelation(AgainstOthers):
         """
         return matched_correlation(*_tables(units))
 
-    def fixed(self, units: Array) -> Callable[[Array], float]:
+    def of_resamples(self, units: Array) -> Callable[[Array], float]:
         """Return the correlation of resamples under the matching of these clients.
 
         Args:
             units: (m, 2, columns).
         """
-        labels, groups = matching(*_tables(units))
+        guess, shares = _tables(units)
+        labels, groups = matching(guess, shares)
+        matched_guess, matched_shares = guess[:, groups], shares[:, labels]
 
-        def correlation(resampled: Array) -> float:
+        def correlation(chosen: Array) -> float:
             if not len(labels):
                 return 0.0
-            guess, shares = _tables(resampled)
-            of_labels = _standardised(shares)[:, labels]
-            of_groups = _standardised(guess)[:, groups]
+            of_labels = _standardised(matched_shares[chosen])
+            of_groups = _standardised(matched_guess[chosen])
             products = of_labels * of_groups
             return float(products.sum(0).mean())
 

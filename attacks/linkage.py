@@ -64,13 +64,24 @@ class LinkedClients(Scorer):
             draw: source of the shuffle.
         """
         correct = []
-        for earlier, later in guess.details["rounds"]:
-            labels = [guess.values[label] for label in earlier]
-            assert set(labels) <= set(later)
-            for label, k in zip(earlier, draw.permutation(len(labels)), strict=True):
-                same = truth.identities[label] == truth.identities[labels[k]]
-                correct.append(same)
-        return np.asarray(correct, dtype=float)
+        for earlier, linked in self._identities(guess, truth):
+            correct.append(earlier == linked[draw.permutation(len(linked))])
+        return np.concatenate(correct).astype(float)
+
+    def _identities(self, guess: Guess, truth: Truth) -> list[tuple[Array, Array]]:
+        """Return by round who is behind labels, and behind those that they are linked to."""
+
+        def compared() -> list[tuple[Array, Array]]:
+            pairs = []
+            for earlier, later in guess.details["rounds"]:
+                labels = [guess.values[label] for label in earlier]
+                assert set(labels) <= set(later)
+                both = [[truth.identities[label] for label in side] for side in (earlier, labels)]
+                pairs.append((np.asarray(both[0]), np.asarray(both[1])))
+            return pairs
+
+        known: list[tuple[Array, Array]] = guess.once(truth, "identities", compared)
+        return known
 
 
 class Linkage(Attack):

@@ -157,7 +157,8 @@ def shadow_shards(knowledge: Knowledge, count: int, sizes: list[int], seed: int 
         shares = draw.dirichlet(concentrations)
         size = int(draw.choice(sizes))
         labels = draw.choice(classes, size=size, p=shares)
-        chosen = [draw.choice(by_class[label]) for label in labels]
+        places = draw.integers([len(by_class[label]) for label in labels])
+        chosen = [by_class[label][k] for label, k in zip(labels, places, strict=True)]
         shard = Shard(x[chosen], y[chosen], x[:0], y[:0])
         shards.append(shard)
     return shards

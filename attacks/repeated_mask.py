@@ -38,7 +38,7 @@ class MovesAlike(Scorer):
             guess: sizes of moves by call, (d,).
             truth: of the run, unused.
         """
-        return _correlations(guess.listed)
+        return _correlations(self._units(guess, truth))
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
         """Return the correlations where coordinates of every other call are in another order.
@@ -48,18 +48,27 @@ class MovesAlike(Scorer):
             truth: of the run, unused.
             draw: source of the orders.
         """
-        calls = list(guess.listed)
+        calls = self._units(guess, truth).copy()
         # one call of each pair is enough
-        calls[1::2] = [draw.permutation(sizes) for sizes in calls[1::2]]
+        for sizes in calls[1::2]:
+            draw.shuffle(sizes)
         return _correlations(calls)
 
+    def _units(self, guess: Guess, truth: Truth) -> Array:
+        """Return each call's sizes about their mean, of length 1, (calls, d)."""
 
-def _correlations(sizes: list[Array]) -> Array:
+        def compared() -> Array:
+            rows = np.stack(guess.listed)
+            centred = rows - rows.mean(axis=1, keepdims=True)
+            return np.asarray(centred / np.linalg.norm(centred, axis=1, keepdims=True))
+
+        units: Array = guess.once(truth, "units", compared)
+        return units
+
+
+def _correlations(units: Array) -> Array:
     """Return the correlation of each call's sizes with the next one's, (calls − 1,)."""
-    rows = np.stack(sizes)
-    centred = rows - rows.mean(axis=1, keepdims=True)
-    units = centred / np.linalg.norm(centred, axis=1, keepdims=True)
-    return np.asarray((units[:-1] * units[1:]).sum(axis=1))
+    return np.asarray(np.einsum("nd,nd->n", units[:-1], units[1:]))
 
 
 class RepeatedMask(Attack):

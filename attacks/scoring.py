@@ -240,9 +240,7 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
         )
     interval, interval_by = _interval(scorer, units, value, draw)
     # Each control draws a new wrong truth, so its spread is that of guessing without information.
-    controls = []
-    for _ in range(SHUFFLES):
-        controls.append(scorer.summary(scorer.shuffled(guess, truth, draw)))
+    controls = scorer.controls(guess, truth, draw, SHUFFLES)
     # a shuffle that is nearly the truth gives a bound that is as good as infinite
     chance = np.median(controls) if scorer.bound else np.mean(controls)
     return Score(
@@ -276,12 +274,9 @@ def _interval(
     exact = scorer.exact_interval(units)
     if exact is not None:
         return Interval(*exact), EXACT
-    summary = scorer.fixed(units)
+    summary = scorer.of_resamples(units)
     # Units are resampled whole: rows of one client depend on each other.
-    resampled = []
-    for _ in range(RESAMPLES):
-        chosen = draw.integers(0, count, count)
-        resampled.append(summary(units[chosen]))
+    resampled = [summary(draw.integers(0, count, count)) for _ in range(RESAMPLES)]
     interval = _unbiased(np.asarray(resampled), value)
     if interval.high - interval.low <= SPREAD * max(1.0, abs(value)):
         return None, OF_EQUALS

@@ -15,7 +15,7 @@ of Pattern Recognition").
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -149,16 +149,39 @@ def auc(scores: Array, positive: Array) -> float:
     Raises:
         UsageError: a score is infinite or NaN.
     """
-    values = _finite(scores)
-    chosen = np.asarray(positive, bool)
-    others = np.sort(values[~chosen])
-    if not len(others) or not chosen.any():
-        return 0.5
-    # Mann–Whitney: the AUC is the probability that a positive exceeds a negative, ties half
-    positives = values[chosen]
-    below = np.searchsorted(others, positives, side="left")
-    not_above = np.searchsorted(others, positives, side="right")
-    return float(np.mean(below + not_above) / 2 / len(others))
+    return areas(scores)(np.asarray(positive, bool), 1)
+
+
+def areas(scores: Array) -> Callable[[Array, Array | int], float]:
+    """Return the areas under the ROC curve of scores, which are sorted once, for many answers.
+
+    Args:
+        scores: (n,); ties count half.
+
+    Returns:
+        Of answers (n,), True or False, and the units' whole weights, (n,) or one for all, the area;
+        0.5 if all units are of one kind.
+
+    Raises:
+        UsageError: a score is infinite or NaN.
+    """
+    order = np.argsort(_finite(scores))
+    ordered = np.asarray(scores, float)[order]
+    first = np.searchsorted(ordered, ordered, side="left")
+    end = np.searchsorted(ordered, ordered, side="right")
+
+    def area(positive: Array, weights: Array | int) -> float:
+        positives = np.where(positive, weights, 0)[order]
+        others = np.where(positive, 0, weights)[order]
+        # Mann–Whitney: the AUC is the probability that a positive exceeds a negative, ties half
+        before = np.append(0, np.cumsum(others))
+        pairs = int(positives.sum()) * int(before[-1])
+        if not pairs:
+            return 0.5
+        exceeded = positives @ (before[first] + before[end])
+        return float(exceeded / 2 / pairs)
+
+    return area
 
 
 def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSITIVES) -> float:
@@ -220,6 +243,41 @@ class Detection(Scorer):
         """
         scores, answers = units.reshape(-1, 2).T
         return auc(scores, answers > 0)
+
+    def of_resamples(self, units: Array) -> Callable[[Array], float]:
+        """Return the AUC of resamples, whose scores are sorted once.
+
+        Args:
+            units: (n, 2) or (n, questions, 2).
+        """
+        if type(self).summary is not Detection.summary:  # another score than the AUC
+            return super().of_resamples(units)
+        scores, answers = units.reshape(-1, 2).T
+        area = areas(scores)
+
+        def of_chosen(chosen: Array) -> float:
+            times = np.bincount(chosen, minlength=len(units))
+            return area(answers > 0, np.repeat(times, len(scores) // len(units)))
+
+        return of_chosen
+
+    def controls(
+        self, guess: Guess, truth: Truth, draw: np.random.Generator, count: int
+    ) -> list[float]:
+        """Return the AUC of shuffled answers, by scores that are sorted once.
+
+        Args:
+            guess: scores by client.
+            truth: of the run.
+            draw: source of the shuffles.
+            count: of them.
+        """
+        cls = type(self)
+        if (cls.summary, cls.shuffled) != (Detection.summary, Detection.shuffled):
+            return super().controls(guess, truth, draw, count)
+        rows = self.units(guess, truth)
+        area = areas(rows[..., 0].ravel())
+        return [area(draw.permuted(rows[..., 1], axis=1).ravel(), 1) for _ in range(count)]
 
     def units(self, guess: Guess, truth: Truth) -> Array:
         """Return scores and answers, (n, questions, 2), by client.

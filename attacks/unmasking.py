@@ -168,12 +168,12 @@ class UnmaskedRows(Scorer):
 
     def _agreements(self, guess: Guess, truth: Truth, offsets: list[int]) -> Array:
         """Return the agreements with true rows that are moved by the given offsets."""
+        true_rows = guess.once(
+            truth, "rows", lambda: [true_row(truth, subject) for subject in guess.values]
+        )
         agreements = []
-        for (subject, row), offset in zip(guess.values.items(), offsets, strict=True):
-            true = true_row(truth, subject)[: len(row)]
-            if offset:
-                true = np.roll(true, offset)
-            agreements.append(self.agreement(row, true))
+        for row, whole, offset in zip(guess.listed, true_rows, offsets, strict=True):
+            agreements.append(self.agreement(row, np.roll(whole[: len(row)], offset)))
         return np.asarray(agreements)
 
 

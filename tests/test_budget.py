@@ -30,8 +30,8 @@ FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (securecl
 LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
-    "attacks": 7180,
-    "benchmarks": 15840,
+    "attacks": 7230,
+    "benchmarks": 15860,
     "protocols": 750,
     "protocols/cfl": 1060,
     "protocols/common": 5310,
@@ -51,7 +51,7 @@ CODE_LINES = {
     "securecluster/data": 6290,
     "securecluster/figures": 830,
     "securecluster/folders": 840,
-    "securecluster/messaging": 1890,
+    "securecluster/messaging": 1900,
     "securecluster/models": 2620,
     "securecluster/nodes": 2630,
     "securecluster/parties": 2300,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1580,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75750,
+    "tests": 75780,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -45,7 +45,7 @@ from securecluster.attacks.scoring import BETTER, CHANCE, Score, score
 from securecluster.attacks.source_inference import OwnersFound
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.attacks.undone import undone
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.views import OUTCOMES, knowledge_of, truth_of, view_of
 from securecluster.audits import claimed_protections as protections
 from securecluster.audits import twins
 from securecluster.audits.audit_table import SCHEMA
@@ -705,6 +705,9 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     secret = run_secret.read(run.folder) if column == RUN else None
     repeated, taps = _repeated(target, protocol, clock, secret)
     if in_folder:
+        if restored.result_.transcript_.same_as(repeated.result_.transcript_):
+            # a replay would give what the repetition's server was told
+            OUTCOMES[restored.result_] = OUTCOMES[repeated.result_]
         return restored, taps
     if column == TWIN:
         target.say("The same run without protections, its twin, was made from config.json.")

@@ -278,15 +278,7 @@ class Transcript:
             contents = (_in_main_memory(call, "query"), _in_main_memory(response, "reply"))
             self._contents.append(contents)
             return ""
-        fields = dict(vars(call))
-        del fields["query"], fields["deadline"], fields["origins"]
-        reply = None
-        if response.reply is not None:
-            reply = _fields_of(response.reply)
-        query = _fields_of(call.query)
-        receipts = [receipts_as_json(written) for written in response.receipts]
-        batch = _Batch(fields, query, list(response.ids), reply, receipts)
-        data = pack(batch)
+        data = _packed(call, response)
         assert self._index is not None
         self._index.begin()  # before the first frame, which it marks as ours
         # the digest in the index detects a file that has been changed
@@ -374,6 +366,17 @@ class Transcript:
         if manifest.digest(data) != self.entries[position].sha256:
             raise manifest.damaged(path)
         return data
+
+    def same_as(self, other: Transcript) -> bool:
+        """Return whether the calls on the disk are those of a transcript in memory, bit for bit.
+
+        Args:
+            other: of another run, in mode `full` as this one.
+        """
+        if self.entries != other.entries:
+            return False
+        digests = [manifest.digest(_packed(*contents)) for contents in other._contents]
+        return digests == [entry.sha256 for entry in self.entries]
 
     def seen_by(
         self, parties: Parties, anonymous: bool = False, seed: int = 0
@@ -599,6 +602,19 @@ class Transcript:
         for path in _content_files(self._folder):
             if int(path.stem) >= to.count:
                 atomic_files.remove(self._folder, path.name, OWN)
+
+
+def _packed(call: Call, response: Response) -> bytes:
+    """Return the contents of a call as its file has them."""
+    fields = dict(vars(call))
+    del fields["query"], fields["deadline"], fields["origins"]
+    reply = None
+    if response.reply is not None:
+        reply = _fields_of(response.reply)
+    query = _fields_of(call.query)
+    receipts = [receipts_as_json(written) for written in response.receipts]
+    batch = _Batch(fields, query, list(response.ids), reply, receipts)
+    return pack(batch)
 
 
 def entry_of(call: Call, answer: Response) -> Entry:

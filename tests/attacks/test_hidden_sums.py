@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -273,4 +274,8 @@ def test_a_candidates_gradient_is_that_of_softmax_regression() -> None:
     errors = shares - np.eye(10)[y]
     expected = np.hstack([(errors[:, :, None] * x[:, None]).reshape(3, -1), errors])
     assert np.allclose(hidden_sums.candidate_gradients(knowledge), expected, atol=1e-5)
+    network = replace(knowledge.network)
+    vars(network)["stack"] = None  # as of a network whose layers are not fused
+    by_vmap = hidden_sums.candidate_gradients(replace(knowledge, network=network))
+    assert np.allclose(by_vmap, expected, atol=1e-5)
     assert torch.equal(knowledge.initial, knowledge_of(fitted).initial)

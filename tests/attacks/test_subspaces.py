@@ -11,7 +11,7 @@ from attacked import FULL, digits, samples_of, scene
 
 from securecluster import Dirichlet, Federation, Pathological
 from securecluster.attacks import base, subspaces
-from securecluster.attacks.base import Knowledge, Truth, View
+from securecluster.attacks.base import Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Score, evaluate, score
 from securecluster.messaging.parties import SERVER
 from securecluster.protocols import FedAvg, OneShot
@@ -97,6 +97,39 @@ def test_attacks_on_subspaces_say_why_they_do_not_apply(federation: Federation) 
         assert said == "not applicable: clients of this protocol share no eigenvectors"
     view, knowledge, _ = attacked(federation, mask="none", sealed=False, features="dct")
     assert "of features" in str(subspaces.MeanImage().applies(view, knowledge))
+
+
+class Told(subspaces.Detection):
+    """Answers that a guess has beside its scores."""
+
+    def answers(self, guess: Guess, truth: Truth, client: int) -> Any:
+        return guess.details["answers"][client]
+
+
+class Counted(Told):
+    """Another score of the same answers."""
+
+    def summary(self, units: Any) -> float:
+        return float(units[..., 1].sum())
+
+
+@pytest.mark.parametrize("scorer", [Told(), Counted()])
+def test_resamples_and_shuffles_have_the_scores_of_their_units(
+    scorer: Told, federation: Federation
+) -> None:
+    draw = np.random.default_rng(3)
+    scores = draw.integers(0, 5, (6, 7)).astype(float)  # with ties
+    answers = draw.random((6, 7)) < 0.3
+    guess = Guess("answers", dict(enumerate(scores)), {"answers": answers})
+    truth = Truth(federation)
+    units = scorer.units(guess, truth)
+    of_resample = scorer.of_resamples(units)
+    for chosen in draw.integers(0, 6, (50, 6)):
+        assert of_resample(chosen) == pytest.approx(scorer.summary(units[chosen]))
+    begun = [np.random.default_rng(4) for _ in range(2)]
+    expected = base.Scorer.controls(scorer, guess, truth, begun[0], 9)
+    assert scorer.controls(guess, truth, begun[1], 9) == pytest.approx(expected)
+    assert scorer.of_resamples(units[:1])(np.array([0])) == scorer.summary(units[:1])
 
 
 def test_energies_and_rates_are_those_of_cases_by_hand() -> None:

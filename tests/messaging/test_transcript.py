@@ -165,6 +165,16 @@ def test_disk_and_memory_give_the_same_contents(tmp_path: Path) -> None:
     assert views[0] == views[1]
 
 
+def test_a_repetition_in_memory_is_told_from_another_run(tmp_path: Path) -> None:
+    stored = filled("full", tmp_path)
+    assert stored.same_as(filled("full"))
+    assert not stored.same_as(filled("full", calls=2))
+    other = filled("full")
+    other.content(1)[1].reply.rows.table[0, 0] += 1
+    assert other.entries == stored.entries
+    assert not stored.same_as(other)
+
+
 def named(mode: str = "full") -> Transcript:
     """The same calls among four clients with names, of whom the last was never asked."""
     transcript = filled(mode)
