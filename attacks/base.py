@@ -279,8 +279,14 @@ class Truth:
         Args:
             client: its number.
         """
-        labels = np.asarray(self.federation.shards[client].y)
-        return np.bincount(labels, minlength=self.federation.classes)
+        return self._label_counts[client]
+
+    @cached_property
+    def _label_counts(self) -> list[NDArray[np.int64]]:
+        """Return the same of all clients."""
+        classes = self.federation.classes
+        shards = self.federation.shards
+        return [np.bincount(np.asarray(shard.y), minlength=classes) for shard in shards]
 
     def tapped_rows(self, field: str) -> Iterator[tuple[Tap, int, torch.Tensor]]:
         """Yield the rows of a field of replies, each with its tap and its client's number.

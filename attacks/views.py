@@ -326,6 +326,10 @@ def observed_updates(view: View, knowledge: Knowledge) -> list[ObservedUpdate]:
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
+    kept: dict[Any, list[ObservedUpdate]] = vars(view).setdefault("updates_", {})
+    known = (knowledge.width, knowledge.weighted)
+    if known in kept:
+        return kept[known]
     updates = []
     for message in view.messages():
         delta = getattr(message.content, "delta", None)
@@ -346,4 +350,6 @@ def observed_updates(view: View, knowledge: Knowledge) -> list[ObservedUpdate]:
         updates.append(
             ObservedUpdate(message.sender, message.method, message.round, message.step, row, size)
         )
+    if sum(update.row.nbytes for update in updates) <= MOST_KEPT:
+        kept[known] = updates
     return updates

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 import securecluster
 from securecluster.attacks import experiments
-from securecluster.attacks.base import Attack, Guess, Tap, Truth, View, unmet
+from securecluster.attacks.base import Attack, Guess, Knowledge, Tap, Truth, View, unmet
 from securecluster.attacks.dp_audit import CanaryAudit, Planted, with_half_the_noise
 from securecluster.attacks.hidden_sums import TwoSums
 from securecluster.attacks.on_models.crafted import CraftedModel, Server
@@ -836,12 +836,7 @@ def finding_of(
     trace = ""
     try:
         attack = _active(attack, fitted, federation, adversary)
-        view = view_of(fitted, adversary.parties, attack.anonymous)
-        samples = known_samples(federation, asks_about_candidates(attack))
-        clients = map(at, adversary.clients)
-        knowledge = knowledge_of(fitted, federation, clients, samples, taps)
-        truth = truth_of(fitted, federation, view, taps)
-        view, knowledge = undone(fitted, attack, view, knowledge)
+        view, knowledge, truth = _scene(attack, fitted, federation, adversary, taps)
         reason = unmet(attack, truth) or attack.applies(view, knowledge) or ""
         if not reason:
             guess = attack.run(view, knowledge)
@@ -856,6 +851,36 @@ def finding_of(
     if result is None:
         return Finding(attack.name, None, reason, seconds, trace=trace)
     return Finding(attack.name, result, "", seconds, guess, truth)
+
+
+def _scene(
+    attack: Attack,
+    fitted: ClusteringProtocol,
+    federation: Federation,
+    adversary: Adversary,
+    taps: Sequence[Tap],
+) -> tuple[View, Knowledge, Truth]:
+    """Return what an attack reads, knows and is compared with; those that read alike share it.
+
+    Args:
+        attack: to be run.
+        fitted: the run, with which scenes stay.
+        federation: its clients.
+        adversary: whose view is attacked.
+        taps: the run's replies before protection.
+    """
+    asks = asks_about_candidates(attack)
+    key = (adversary, attack.anonymous, attack.of_masks, asks)
+    scenes: dict[Any, Any] = vars(fitted).setdefault("scenes_", {})
+    known = scenes.get(key)
+    if known is None or known[0] is not taps or known[1][2].federation is not federation:
+        view = view_of(fitted, adversary.parties, attack.anonymous)
+        samples = known_samples(federation, asks)
+        knowledge = knowledge_of(fitted, federation, map(at, adversary.clients), samples, taps)
+        truth = truth_of(fitted, federation, view, taps)
+        known = scenes[key] = (taps, (*undone(fitted, attack, view, knowledge), truth))
+    scene: tuple[View, Knowledge, Truth] = known[1]
+    return scene
 
 
 def failure(error: Exception) -> str:
