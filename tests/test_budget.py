@@ -55,7 +55,7 @@ CODE_LINES = {
     "securecluster/models": 2620,
     "securecluster/nodes": 2630,
     "securecluster/parties": 2300,
-    "securecluster/privacy": 5300,
+    "securecluster/privacy": 5320,
     "securecluster/protections": 4680,
     "securecluster/recordings": 1090,
     "securecluster/reports": 1590,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1580,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75780,
+    "tests": 75860,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

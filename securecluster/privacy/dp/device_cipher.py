@@ -102,7 +102,7 @@ extern "C" __global__ void gaussians(
         const long long row = 2LL * half * stream + pair;
         for (int sine = 0; sine < 2; sine++) {
             const long long at = row + (long long)sine * half;
-            integers[at] = rint(exact[sine]);
+            integers[at] = rint(exact[sine]) + 0.0;  // no zero has a sign
             unsure[at] = inaccurate || fabs(exact[sine] - integers[at]) >= 0.5 - scale * error;
             words[at] = sine ? angle_word : radius_word;
         }
@@ -327,7 +327,7 @@ def by_operations(
     radius = u.log_().mul_(-2 * scale.square()).sqrt_()
     angle = words[:, 1].double().mul_(math.pi * 2.0**-63)
     exact = torch.stack([angle.cos(), angle.sin()], 1).mul_(radius[:, None])
-    integers = exact.round()
+    integers = exact.round().add_(0.0)  # no zero has a sign
     unsure = exact.sub_(integers).abs_() >= (0.5 - scale * ERROR)[..., None]
     unsure |= inaccurate[:, None]
     return integers, unsure, words

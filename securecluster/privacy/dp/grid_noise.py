@@ -18,7 +18,7 @@ Gaussian is cut off, and δ needs no addition. The assumptions are that the ciph
 and that float64 functions err by less than a hundred units in the last place. The integers do not
 depend on how the functions are computed: numpy does here, which has less to do a call than torch,
 and cosine and sine are polynomials, of which it takes sums and products of whole blocks. On a GPU
-the same integers are computed by `device_noise`, and with numba, in long runs, by `fused_noise`.
+the same integers are computed by `device_noise`, and with numba, in long runs, by `noise_kernel`.
 
 One gap remains: float32 sums of DP-SGD's gradients are rounded while they are formed.
 `benchmarks.costs.grid_noise` measures this, and the margin of the clip is larger.
@@ -30,7 +30,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +55,9 @@ FINEST = 30
 # error of a Gaussian in float64, where u and 1 − u are at least TAIL
 ERROR = 2.0**-40
 TAIL = 2.0**-23
+# Steps of the grid, whose sum with a number is whole: float64 rounds it, to even halves as `rint`
+# does, where the number is below a third of them.
+SHIFT = 1.5 * 2.0**52
 # bits of a word that are used for the radius
 HALF = 63
 # Coefficients of 2 cos x and 2 sin x / x in powers of x², the highest one first, for an eighth of
@@ -142,86 +145,104 @@ class GridNoise:
             grid: spacing g of each row (k,), powers of two.
             sigma: standard deviation of the noise for each row (k,).
         """
-        deviations = [s / g for s, g in zip(sigma, grid, strict=True)]
-        held = rows.cpu()  # on a CPU the rows themselves
+        held = rows.cpu().contiguous()  # on a CPU usually the rows themselves
         numbers = held.numpy()
-        fused = fused_noise.usage.pays(numbers.size)
+        draw = fused_noise.kernel() if fused_noise.usage.pays(numbers.size) else None
         width = rows.shape[1]
         count = max(1, BLOCK // width)
         for first in range(0, len(rows), count):
             selected = slice(first, first + count)
             spacings = _column(grid[selected])
-            inverse = 1 / spacings  # exact, of powers of two
-            steps = deviations[selected]
             for start in range(0, width, BLOCK):
                 block = numbers[selected, start : start + BLOCK]
-                if fused:
-                    self._add_fused(first, block, grid[selected], steps)
-                    continue
-                cosines, sines = self._integers(first, block.shape, steps)
-                # the memory of numbers that are needed no more
-                released = self._buffer("exact", block.shape)
-                # whole numbers below 2^53: no error
-                np.multiply(block, inverse, out=released)
-                np.rint(released, out=released)
-                half = cosines.shape[1]
-                released[:, :half] += cosines
-                # An odd width leaves one Gaussian of the last pair unused.
-                released[:, half:] += sines[:, : block.shape[1] - half]
-                np.multiply(released, spacings, out=block)
+                if block.dtype != np.float32:
+                    # Longer numbers may have parts of a step even where they are too large for
+                    # the shift to round them.
+                    block[...] = np.rint(block / spacings) * spacings
+                if draw is None:
+                    self._add(first, block, grid[selected], sigma[selected])
+                else:
+                    self._add_fused(draw, first, block, grid[selected], sigma[selected])
+                for stream in range(first, first + len(block)):
+                    self._drawn[stream] += 1
         if held is not rows:
             rows.copy_(held)
 
     def _add_fused(
-        self, first: int, block: NDArray[Any], grid: Sequence[float], steps: Sequence[float]
+        self,
+        draw: Callable[..., int],
+        first: int,
+        block: NDArray[Any],
+        grid: Sequence[float],
+        sigma: Sequence[float],
     ) -> None:
-        """Do for a block what `add_to` does, by `fused_noise`.
+        """Do for a block what `_add` does.
+
+        Args:
+            draw: `noise_kernel.draw`.
+            first: first stream to draw from.
+            block: numbers (c, w), changed in place.
+            grid: spacing of each row (c,).
+            sigma: standard deviation for each row (c,).
+        """
+        count, width = block.shape
+        half = -(-width // 2)
+        words = self._next(first, count, half)
+        unsure = self._buffer("unsure", (count * half, 2)).view(np.int64)
+        found = draw(words, block, np.array(grid), np.array(sigma), _constants(), unsure)
+        for row, pair in unsure[:found].tolist():
+            for sine, position in enumerate((pair, half + pair)):
+                if position < width:
+                    integer = self._settled(first, words, (sine, row, pair), sigma[row] / grid[row])
+                    steps = np.rint(float(block[row, position]) / grid[row])
+                    block[row, position] = (steps + integer) * grid[row]
+
+    def _add(
+        self, first: int, block: NDArray[Any], grid: Sequence[float], sigma: Sequence[float]
+    ) -> None:
+        """Round a block to its grids and add noise.
 
         Args:
             first: first stream to draw from.
             block: numbers (c, w), changed in place.
             grid: spacing of each row (c,).
-            steps: standard deviation for each row (c,), in steps of its grid.
+            sigma: standard deviation for each row (c,).
         """
-        half = -(-block.shape[1] // 2)
-        words = self._next(first, len(block), half)
-        of_cosine, of_sine = (tuple(map(float, each)) for each in _polynomials())
-        draw = fused_noise.kernel(of_cosine, of_sine, TAIL)
-        marks = np.empty(half, dtype=np.bool_)
-        for k, row in enumerate(block):
-            scale = steps[k]
-            unsure = 0.5 - scale * ERROR
-            halves = row[:half], row[half:]
-            if draw(words[k], -0.5 * scale * scale, unsure, grid[k], *halves, marks):
-                for pair in np.flatnonzero(marks).tolist():
-                    radius_word, angle_word = int(words[k, 0, pair]), int(words[k, 1, pair])
-                    key = self._more_bits(first + k, pair)
-                    for part, is_sine in zip(halves, (False, True), strict=True):
-                        if pair < len(part):
-                            drawn = rounded(radius_word, angle_word, scale, is_sine, key)
-                            part[pair] = (np.rint(float(part[pair]) / grid[k]) + drawn) * grid[k]
-            self._drawn[first + k] += 1
+        shifted = self._shifted(first, block.shape, grid, sigma)
+        # the memory of numbers that are needed no more
+        released = self._buffer("exact", block.shape)
+        # Both sums with the shift are whole steps, and so is theirs: no error, and no zero that has
+        # the sign of a number.
+        np.subtract(block, SHIFT * _column(grid), out=released)
+        half = shifted.shape[2]
+        np.add(released[:, :half], shifted[0], out=block[:, :half])
+        # An odd width leaves one Gaussian of the last pair unused.
+        rest = block.shape[1] - half
+        np.add(released[:, half:], shifted[1, :, :rest], out=block[:, half:])
 
-    def _integers(self, first: int, shape: Sequence[int], steps: Sequence[float]) -> Numbers:
-        """Return rounded Gaussians for the first and the second half of some rows.
+    def _shifted(
+        self, first: int, shape: Sequence[int], grid: Sequence[float], sigma: Sequence[float]
+    ) -> Numbers:
+        """Return rounded Gaussians plus `SHIFT` steps for both halves of some rows.
 
         Args:
             first: first stream to draw from.
             shape: that of the rows, (c, w).
-            steps: standard deviation for each row (c,), in steps of its grid.
+            grid: spacing of each row (c,).
+            sigma: standard deviation for each row (c,).
 
         Returns:
-            Whole numbers (2, c, ⌈w/2⌉).
+            (2, c, ⌈w/2⌉).
         """
         count, width = shape
         # A pair of words gives two Gaussians: the cosine and the sine of one angle.
         half = -(-width // 2)
         words = self._next(first, count, half)
         exact = self._buffer("exact", (2, count, half))
-        integers = self._buffer("integers", (2, count, half))
+        shifted = self._buffer("shifted", (2, count, half))
         angle = self._buffer("one", (count, half))
         angle[...] = words[:, 1]
-        _turn(angle, exact, integers[0])
+        _turn(angle, exact, shifted[0])
         # uniform numbers u in (0, 1), which become the radius in place
         radius = self._buffer("one", (count, half))
         radius[...] = words[:, 0]
@@ -229,20 +250,25 @@ class GridNoise:
         np.abs(radius, out=radius)
         radius *= 2.0**-HALF
         inaccurate = _tails(radius)
-        # scale · √(−2 log u), for points at length 2
-        scale = _column(steps)
+        # σ √(−2 log u), for points at length 2
+        deviations, spacings = _column(sigma), _column(grid)
         np.log(radius, out=radius)
-        radius *= scale * scale * -0.5
+        radius *= deviations * deviations * -0.5
         np.sqrt(radius, out=radius)
         exact *= radius
-        np.rint(exact, out=integers)
-        exact -= integers
-        unsure = _unsure(exact, scale, inaccurate)
+        shift = SHIFT * spacings
+        np.add(exact, shift, out=shifted)
+        for part in (0, 1):
+            # the memory of the radius
+            np.subtract(shifted[part], shift, out=radius)
+            exact[part] -= radius
+        bound = (0.5 - deviations / spacings * ERROR) * spacings
+        unsure = _unsure(exact, bound, inaccurate)
         if unsure is not None:
-            self._settle(first, words, np.argwhere(unsure).tolist(), steps, integers)
-        for stream in range(first, first + count):
-            self._drawn[stream] += 1
-        return integers
+            for sine, row, pair in np.argwhere(unsure).tolist():
+                integer = self._settled(first, words, (sine, row, pair), sigma[row] / grid[row])
+                shifted[sine, row, pair] = (SHIFT + integer) * grid[row]
+        return shifted
 
     def _buffer(self, name: str, shape: Sequence[int]) -> Numbers:
         """Return uninitialised memory that is used again.
@@ -259,29 +285,21 @@ class GridNoise:
             memory = self._buffers[name] = np.empty(size)
         return memory[:size].reshape(*shape)
 
-    def _settle(
-        self,
-        first: int,
-        words: NDArray[np.int64],
-        positions: Sequence[Sequence[int]],
-        steps: Sequence[float],
-        integers: Numbers,
-    ) -> None:
-        """Write the right integers where float64 may have rounded to a wrong one.
+    def _settled(
+        self, first: int, words: NDArray[np.int64], place: tuple[int, int, int], steps: float
+    ) -> float:
+        """Return the right integer where float64 may have rounded to a wrong one.
 
         Args:
             first: stream of the first row.
             words: words (c, 2, half) of the draws.
-            positions: 1 for a sine, row and pair of each integer to compute again.
-            steps: standard deviation for each row (c,), in steps of its grid.
-            integers: rounded Gaussians (2, c, half), corrected in place.
+            place: 1 for a sine, row and pair of the draw.
+            steps: standard deviation in steps of the grid.
         """
-        for sine, row, pair in positions:
-            radius_word = int(words[row, 0, pair])
-            angle_word = int(words[row, 1, pair])
-            key = self._more_bits(first + row, pair)
-            integer = rounded(radius_word, angle_word, steps[row], bool(sine), key)
-            integers[sine, row, pair] = integer
+        sine, row, pair = place
+        radius_word, angle_word = words[row, :, pair].tolist()
+        key = self._more_bits(first + row, pair)
+        return rounded(radius_word, angle_word, steps, bool(sine), key)
 
     def _next(self, first: int, count: int, half: int) -> NDArray[np.int64]:
         """Return the next words of some streams, (count, 2, half) int64.
@@ -360,6 +378,13 @@ def _turn(angle: Numbers, points: Numbers, square: Numbers) -> None:
 
 
 @functools.cache
+def _constants() -> tuple[Any, ...]:
+    """Return those of `noise_kernel.draw`."""
+    polynomials = tuple(tuple(map(float, each)) for each in _polynomials())
+    return SHIFT, polynomials, ERROR, TAIL
+
+
+@functools.cache
 def _polynomials() -> tuple[list[Any], list[Any]]:
     """Return `COSINE` and `SINE` for words in place of angles, so that no word is scaled.
 
@@ -406,19 +431,18 @@ def _tails(u: Numbers) -> NDArray[np.bool_] | None:
 
 
 def _unsure(
-    remainders: Numbers, scale: Numbers, inaccurate: NDArray[np.bool_] | None
+    remainders: Numbers, bound: Numbers, inaccurate: NDArray[np.bool_] | None
 ) -> NDArray[np.bool_] | None:
     """Return the mask (2, c, half) of numbers that float64 may have rounded to a wrong integer.
 
     Args:
-        remainders: Gaussians minus their integers (2, c, half).
-        scale: standard deviation for each row (c, 1), or (1, 1).
+        remainders: Gaussians less what they are rounded to (2, c, half).
+        bound: least remainder that is unsure, for each row (c, 1), or (1, 1).
         inaccurate: mask (c, half) of pairs whose error may exceed `ERROR`, or None.
 
     Returns:
         None if there is no such number.
     """
-    bound = 0.5 - scale * ERROR
     if inaccurate is None:
         # The usual case is decided without a mask, from the extremes.
         smallest = float(bound.min())

@@ -240,6 +240,9 @@ def test_kernels_compute_what_the_operations_do(compiled: Callable[[str], Any]) 
     sure = ~(found[1] | expected[1])
     assert sure.double().mean() > 0.995
     assert torch.equal(found[0][sure], expected[0][sure])
+    for integers in (found[0], expected[0]):
+        zeros = integers[integers == 0]
+        assert len(zeros) > 200 and not zeros.signbit().any()  # which would tell that a row's has
 
 
 @pytest.mark.parametrize("changed", ["keystream", "gaussians"])

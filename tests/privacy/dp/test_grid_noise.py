@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from securecluster.privacy.dp import grid_noise
+from securecluster.privacy.dp import fused_noise, grid_noise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.grid_noise import (
     ERROR,
     FINE,
     FINEST,
+    SHIFT,
     TAIL,
     GridNoise,
     deviation,
@@ -65,6 +66,14 @@ def definition(seed: bytes, widths: list[int], scale: float) -> list[list[int]]:
     return found
 
 
+@pytest.fixture(params=["numpy", "numba"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw by one of the two."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+        monkeypatch.setattr(fused_noise, "usage", fused_noise.Usage(fused_noise.WORTH))
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("scale", [1.5, 1000.0, 2.0**30 + 0.1])
 def test_integers_are_those_of_the_definition(
@@ -90,9 +99,9 @@ def test_numbers_that_float64_may_round_to_a_wrong_integer_are_drawn_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So many as lie within the error of float64 of a half: one in 512 of these steps."""
-    settled: list[list[int]] = []
+    settled = []
     drawn, steps, count = GridNoise(SEEDS), 2.0**30, 4000
-    monkeypatch.setattr(drawn, "_settle", lambda first, words, found, *_: settled.extend(found))
+    monkeypatch.setattr(drawn, "_settled", lambda *_: float(settled.append(1) or 0))
     drawn.add_to(torch.zeros(5, count, dtype=torch.float64), [1.0] * 5, [steps] * 5)
     mean = 5 * count * 2 * steps * ERROR
     assert stats.poisson.cdf(len(settled), mean) > 1e-5
@@ -120,20 +129,40 @@ def exact(radius_word: int, angle_word: int) -> tuple[mpmath.mpf, mpmath.mpf]:
     return radius * mpmath.cos(angle), radius * mpmath.sin(angle)
 
 
-def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole cell of a pair of words, at random radii and at the two ends of those that float64
-    is trusted with.
+@pytest.mark.parametrize("compiled", [False, True])
+def test_float64_errs_less_than_what_is_allowed_for(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole cell of a pair of words, at random radii, at the two ends of those that float64 is
+    trusted with, and on both sides of where the logarithm takes another exponent.
     """
     draw = np.random.default_rng(0)
     ends = [int(TAIL * 2**63) + 1, int((1 - TAIL) * 2**63) - 1]
-    radius = np.concatenate([draw.integers(ends[0], ends[1], 4000), np.repeat(ends, 500)])
+    roots = [
+        int(math.sqrt(0.5) * 2.0 ** (63 - k)) + j for k in range(22) for j in (-(2**40), 2**40)
+    ]
+    some = [*roots, *np.repeat(ends, 478).tolist()]
+    radius = np.concatenate([draw.integers(ends[0], ends[1], 4000), some])
     angle = np.concatenate([draw.integers(-(2**63), 2**63 - 1, 4996), [-(2**63), 2**63 - 1, 0, -1]])
     words = np.stack([radius, angle])[None]
-    scale = 2.0**50  # so large that rounding to whole numbers adds nothing
-    drawn = GridNoise([bytes(32)])
-    monkeypatch.setattr(drawn, "_next", lambda *_: words)
-    monkeypatch.setattr(drawn, "_settle", lambda *_: None)
-    found = drawn._integers(0, (1, 10_000), [scale]).reshape(-1) / scale
+    grid = 2.0**-48  # so fine that rounding to it adds nothing
+    found = np.zeros(10_000)
+    if compiled:
+        pytest.importorskip("numba")
+        from securecluster.privacy.dp import noise_kernel
+
+        shift, polynomials, _, tail = grid_noise._constants()
+        # with less than no error none is unsure
+        constants = (shift, polynomials, -ERROR, tail)
+        unsure = np.empty((5000, 2), dtype=np.int64)
+        args = (np.array([grid]), np.ones(1), constants, unsure)
+        assert not noise_kernel.draw(words, found[None], *args)
+    else:
+        drawn = GridNoise([bytes(32)])
+        monkeypatch.setattr(drawn, "_next", lambda *_: words)
+        monkeypatch.setattr(grid_noise, "_unsure", lambda *_: None)
+        shifted = drawn._shifted(0, (1, 10_000), [grid], [1.0])
+        found = shifted.reshape(-1) - SHIFT * grid
     with mpmath.workprec(200):
         wanted = [exact(r, a) for r, a in zip(radius.tolist(), angle.tolist(), strict=True)]
         wrong = [abs(found[k] - w[0]) for k, w in enumerate(wanted)] + [
@@ -166,6 +195,22 @@ def test_rows_with_grids_and_deviations_of_their_own_get_what_each_gets_alone() 
         alone = rows[k : k + 1].clone()
         GridNoise([seed]).add_to(alone, grid[k : k + 1], sigma[k : k + 1])
         assert torch.equal(together[k : k + 1], alone)
+
+
+def test_long_numbers_leave_on_the_grid_and_zeros_have_no_sign(either: None) -> None:
+    edge = 2.0**51
+    long = [edge + 0.5, -edge + 0.5, 2.4 * edge + 0.25, edge + 1.5, edge / 3, 2.0**60]
+    row, noise = torch.tensor([[*long] * 20], dtype=torch.float64), torch.zeros(1, 120)
+    GridNoise(SEEDS).add_to(noise, [1.0], [1000.0])
+    expected = [round(x) + int(n) for x, n in zip(row[0].tolist(), noise[0].tolist(), strict=True)]
+    GridNoise(SEEDS).add_to(row, [1.0], [1000.0])
+    assert row[0].tolist() == [float(x) for x in expected]
+    # A zero with a sign would come of one of these rows, and never of the other.
+    for number in (-0.3, 0.3):
+        small = torch.full((1, 3000), number)
+        GridNoise(SEEDS).add_to(small, [1.0], [1.5])
+        zeros = small[small == 0]
+        assert len(zeros) > 600 and not zeros.signbit().any()
 
 
 @pytest.mark.parametrize("word", [0, 1, 2**63 - 1])
