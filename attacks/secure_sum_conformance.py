@@ -30,10 +30,12 @@ from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Call, Picks, Response, format_ids
-from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.messaging.messages import Call, Picks, Response, Shared, format_ids
+from securecluster.messaging.octets import as_bytes, as_rows, as_table
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.masking.pads import KEY, KeyPair
+from securecluster.protections.key_exchange import SumKeys
+from securecluster.protections.key_tree import NODE, KeyTree
 from securecluster.protections.secure_sums import client as sum_client
 from securecluster.protections.secure_sums import graph as sum_graphs
 from securecluster.protections.secure_sums import shamir
@@ -199,14 +201,37 @@ class LyingServer:
         public_key = self.ask("sum_offer", 0).reply.key.values
         return torch.cat([public_key, as_table(others, KEY)])
 
-    def keys_query(self, keys: torch.Tensor) -> Any:
-        """Return the message that relays public keys to one client.
+    def keys_query(self, keys: torch.Tensor, client: int = 0, **further: bytes) -> Any:
+        """Return the message that relays public keys to one client, under a root that has its own.
 
         Args:
             keys: (clients, 32) uint8.
+            client: its number.
+            **further: key of a client that takes no part, for another root.
         """
-        query = self.call("sum_keys", 0).query
-        return dataclasses.replace(query, keys=Picks(keys, (EVERYONE,)))
+        call = self.call("sum_keys", client)
+        own = as_bytes(self.ask("sum_offer", client).reply.key.values[0])
+        known = {**dict(enumerate([*as_rows(keys), *further.values()])), client: own}
+        tree = KeyTree(call.config.encode(), known)
+        relayed = {
+            name: Picks(table, (EVERYONE,))
+            for name, table in (
+                ("ids", torch.arange(CLIENTS)),
+                ("keys", keys),
+                ("signatures", call.query.signatures.table),
+            )
+        }
+        path = Picks(as_table(tree.nodes, NODE), (tree.path(client),))
+        return SumKeys(root=Shared(as_table([tree.root], NODE)[0]), path=path, **relayed)
+
+    def other_root(self, client: int = 0) -> Any:
+        """Return an honest message, but that a client more is in the tree.
+
+        Args:
+            client: number of the client that is told.
+        """
+        keys = self.call("sum_keys", client).query.keys.table
+        return self.keys_query(keys, client, sixth=KeyPair(os.urandom(KEY)).public)
 
     def shares_query(self, client: int, survivors: Collection[int]) -> Any:
         """Return the request for a client's shares of the survivors' seeds.
@@ -263,8 +288,10 @@ def keys_of_another_run() -> Probed:
     """Relay keys with the signatures of another run."""
     server = LyingServer().prepared("sum_offer")
     # valid signatures, of a configuration with another hash
-    other = honest_plan(noise=False, rounds=1).calls["sum_keys"].select([0])
-    return server.lie("sum_keys", 0, query=other.query)
+    other = honest_plan(noise=False, rounds=1).calls["sum_keys"].select([0]).query
+    honest = server.call("sum_keys", 0).query
+    query = dataclasses.replace(other, root=honest.root, path=honest.path)
+    return server.lie("sum_keys", 0, query=query)
 
 
 def own_key() -> Probed:
@@ -313,6 +340,58 @@ def replaced_key() -> Probed:
     other = keys.clone()
     other[1, 0] ^= 1
     return server.lie("sum_keys", 0, query=server.keys_query(other))
+
+
+def root_without_the_client() -> Probed:
+    """Tell a client a root that was made before its key was known."""
+    server = LyingServer(signed=False)
+    query = server.keys_query(server.offers())
+    others = dict(enumerate(as_rows(query.keys.table)))
+    del others[0]
+    tree = KeyTree(server.call("sum_keys", 0).config.encode(), others)
+    path = Picks(as_table(tree.nodes, NODE), (tree.path(0),))
+    root = Shared(as_table([tree.root], NODE)[0])
+    return server.lie("sum_keys", 0, query=dataclasses.replace(query, root=root, path=path))
+
+
+def wrong_path() -> Probed:
+    """Tell a client a root to which the path of its key does not lead."""
+    server = LyingServer().prepared("sum_offer")
+    query = server.call("sum_keys", 0).query
+    nodes = query.path.table ^ 1
+    path = dataclasses.replace(query.path, table=nodes)
+    return server.lie("sum_keys", 0, query=dataclasses.replace(query, path=path))
+
+
+def shares_after_another_root() -> Probed:
+    """Ask for shares of a sum of an earlier root."""
+    server = LyingServer().prepared(SUM_METHOD)
+    server.ask("sum_keys", 0, query=server.other_root())
+    return server.lie("reveal_shares", 0)
+
+
+def row_under_another_root() -> Probed:
+    """Have a row masked a second time in an attempt, under another root."""
+    # its pads and those of the first one are independent, but both sums could be opened
+    server = LyingServer().prepared(SUM_METHOD)
+    server.ask("sum_keys", 0, query=server.other_root())
+    return server.lie(SUM_METHOD, 0)
+
+
+def two_roots() -> Probed:
+    """Tell client 0 another root than the others, which then open its shares in good faith."""
+    server = LyingServer()
+    revealed = {}
+    for client in EVERYONE:
+        server.ask("sum_offer", client)
+        query = server.call("sum_keys", client).query if client else server.other_root()
+        server.ask("sum_keys", client, query=query)
+        reply = server.ask(SUM_METHOD, client).reply
+        if not client:
+            row, root = reply, as_bytes(query.root.value)
+    for client in EVERYONE:
+        revealed[client] = server.ask("reveal_shares", client).reply.shares.table[0]
+    return _opened(server, row, revealed, root)
 
 
 # --- rows ---
@@ -523,18 +602,21 @@ def _revealed(server: LyingServer, client: int, survivors: Sequence[int]) -> Pro
     return server.lie("reveal_shares", client, query=server.shares_query(client, survivors))
 
 
-def _opened(server: LyingServer, row: Any, revealed: Mapping[int, torch.Tensor]) -> Probed:
+def _opened(
+    server: LyingServer, row: Any, revealed: Mapping[int, torch.Tensor], root: bytes = b""
+) -> Probed:
     """Return the seed of client 0, or why its shares do not give it.
 
     Args:
         server: that asked for its row.
         row: its reply, with covered shares for the others.
         revealed: what opens the shares of client 0, by their holders (32,).
+        root: that client 0 was told; the honest one by default.
     """
     call = server.call(SUM_METHOD, 0)
     run = call.config.encode()
-    public = dict.fromkeys(EVERYONE, b"")
-    threshold = sum_client.sum_graph(run, EVERYONE, public, sum_graphs.Plan(MINIMUM)).threshold
+    root = root or as_bytes(server.call("sum_keys", 0).query.root.value)
+    threshold = sum_client.sum_graph(run, EVERYONE, root, sum_graphs.Plan(MINIMUM)).threshold
     if len(revealed) < threshold:
         short = f"{len(revealed)} shares of the seed of client 0 were revealed, and it takes"
         return Probed(None, FrameError(f"{short} {threshold}"))
@@ -546,7 +628,7 @@ def _opened(server: LyingServer, row: Any, revealed: Mapping[int, torch.Tensor])
     coordinates = tuple(holder + 1 for holder in revealed)
     chosen = slice(threshold)
     (secret,) = shamir.recover(coordinates[chosen], np.stack(shares[chosen])[None])
-    context = SumContext(run, SUM_METHOD, call.step, call.attempt, EVERYONE, threshold)
+    context = SumContext(run, SUM_METHOD, call.step, call.attempt, EVERYONE, threshold, root)
     seed = seed_of(secret, context)
     if commitment(seed, context) != as_bytes(row.commitment.values[0]):
         return Probed(None, FrameError("the shares do not give the seed of client 0"))
@@ -583,6 +665,11 @@ RULES: Mapping[str, Callable[[], Probed]] = {
     "no two clients have one key, however it is encoded": encoded_twice,
     "no key has low order": low_order_key,
     "a key that was relayed stays": replaced_key,
+    "a client's own key is in the root": root_without_the_client,
+    "the path of its key leads to the root": wrong_path,
+    "nothing is revealed of a sum of an earlier root": shares_after_another_root,
+    "one attempt has one root": row_under_another_root,
+    "clients of two roots open nothing of each other": two_roots,
     "a sum has two members or more": lone_member,
     "no row leaves in a plain sum": plain_sum,
     "no row of a sum leaves by itself": gathered_row,

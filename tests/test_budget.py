@@ -30,7 +30,7 @@ FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (securecl
 LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
-    "attacks": 7240,
+    "attacks": 7300,
     "benchmarks": 15860,
     "protocols": 750,
     "protocols/cfl": 1060,
@@ -56,16 +56,16 @@ CODE_LINES = {
     "securecluster/nodes": 2630,
     "securecluster/parties": 2300,
     "securecluster/privacy": 5320,
-    "securecluster/protections": 4680,
+    "securecluster/protections": 4820,
     "securecluster/recordings": 1090,
     "securecluster/reports": 1590,
     "securecluster/results": 2210,
     "securecluster/runs": 760,
-    "securecluster/runtime": 3480,
+    "securecluster/runtime": 3490,
     "securecluster/statements": 1580,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75860,
+    "tests": 76070,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
@@ -74,7 +74,7 @@ CROWDED = {
 }
 FILES_NEEDED = {
     "securecluster.protocols.fedavg": 120,
-    "securecluster.protocols.cfl.protocol": 162,
+    "securecluster.protocols.cfl.protocol": 163,
     "securecluster.results.predictions": 60,
     "securecluster.parties.method": 2,
 }

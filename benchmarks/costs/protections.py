@@ -28,11 +28,12 @@ import torch
 from benchmarks.table import write
 from securecluster import Federation, LabelSwap
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids
+from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, Shared, format_ids
 from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.protections.key_exchange import SumKey, SumKeys
+from securecluster.protections.key_tree import NODE
 from securecluster.protections.secure_sums.double_mask import (
     TAG,
     ClientMasks,
@@ -90,7 +91,7 @@ class Member:
         self.members = members
         self.graph: Graph = build_graph(range(members), b"seed", Plan(2))
         group = tuple(range(members))
-        self.context = SumContext(RUN, "contribute", 1, 0, group, self.graph.threshold)
+        self.context = SumContext(RUN, "contribute", 1, 0, group, self.graph.threshold, b"root")
         self.pairs = [pads.KeyPair(key(k)) for k in range(members)]
         self.masks = self.masks_of(0)
 
@@ -178,9 +179,13 @@ def frame_bytes(member: Member, numbers: int) -> dict[str, tuple[int, int]]:
     survivors = LostMembers("contribute", Picks(ids(0), ((),)))
     public_key = rows(pads.KEY, dtype=torch.uint8)
     offer = SumKey(public_key, rows(SIGNATURE, dtype=torch.uint8))
-    every = (tuple(range(members)),)
+    root = torch.empty(NODE, dtype=torch.uint8, device="meta")
     directory = SumKeys(
-        Picks(ids(members), every), block(members, pads.KEY), block(members, SIGNATURE)
+        root=Shared(root),
+        path=block((members - 1).bit_length(), NODE),
+        ids=Picks(ids(degree), (tuple(range(degree)),)),
+        keys=block(degree, pads.KEY),
+        signatures=block(degree, SIGNATURE),
     )
     shares = SeedShares(block(degree + 1, VALUE))
     offer_up, offer_down = size("sum_offer", Empty(), offer, "")

@@ -31,7 +31,7 @@ TensorForm = tuple[Shape, "torch.dtype"]
 Layout = tuple[Scalars, int, int]  # scalars, bytes of the tensors' entries, bytes of their data
 # Version of messages, and of what is signed and sealed. It is part of the configuration, so sides
 # of two versions refuse each other's frames.
-VERSION = 4
+VERSION = 5
 REFUSED = "!refused"  # scalar of a refusal; no field of a message can have this name
 MAX_FRAME = 1 << 32  # bytes; a longer frame is refused before it is parsed
 MAX_HEADER = 1 << 24  # bytes of its header: the members of a cohort of a million clients

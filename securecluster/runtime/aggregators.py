@@ -14,7 +14,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.privacy.cohorts import Cohort
-from securecluster.runtime.port import Connected, KeyMessages, Keys, Port
+from securecluster.runtime.port import Connected, KeyMessages, Keys, Lists, Port
 
 
 class Exchange(Protocol):
@@ -82,19 +82,21 @@ class Aggregator(Protocol):
         """
         ...
 
-    def ready(self, clients: Sequence[int]) -> list[int]:
+    def ready(self, clients: Sequence[int], lists: Lists) -> list[int]:
         """Return the clients that can take part now, after an exchange of keys where needed.
 
         Args:
             clients: ids of the clients of the next sums.
+            lists: members of each of the sums, by the clients that can take part.
         """
         ...
 
-    def beside(self, clients: Sequence[int]) -> KeyMessages:
+    def beside(self, clients: Sequence[int], lists: Lists) -> KeyMessages:
         """Yield what of an exchange of keys may go out beside another one.
 
         Args:
             clients: ids of the clients of the next call.
+            lists: members of each of the sums, by the clients that can take part.
         """
         ...
 

@@ -23,11 +23,13 @@ class KeyDirectory:
 
     Args:
         offers: offers in the order in which they came.
-        told: number of the first offers that a client has received, by its id.
+        told: number of the first offers whose root a client has received, by its id.
+        sent: ids of the clients whose keys a client has received, by its id.
     """
 
     offers: list[SumOffer] = field(default_factory=list)
     told: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def keys(self) -> dict[int, bytes]:

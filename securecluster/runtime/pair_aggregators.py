@@ -17,7 +17,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.runtime.aggregators import Exchange
-from securecluster.runtime.port import Connected, KeyMessages, Keys, Port
+from securecluster.runtime.port import Connected, KeyMessages, Keys, Lists, Port
 
 # makes a function's value of the clusters' labels alone
 LabelledValue = Callable[[list[int]], Any]
@@ -136,19 +136,21 @@ class PairAggregator(Protocol):
         """
         ...
 
-    def ready(self, clients: Sequence[int]) -> list[int]:
+    def ready(self, clients: Sequence[int], lists: Lists) -> list[int]:
         """Return the clients that can take part now, after an exchange where one is needed.
 
         Args:
             clients: ids of the clients of the next call.
+            lists: members of each of the sums, by the clients that can take part.
         """
         ...
 
-    def beside(self, clients: Sequence[int]) -> KeyMessages:
+    def beside(self, clients: Sequence[int], lists: Lists) -> KeyMessages:
         """Yield what of an exchange of keys may go out beside another one.
 
         Args:
             clients: ids of the clients of the next call.
+            lists: members of each of the sums, by the clients that can take part.
         """
         ...
 

@@ -67,6 +67,8 @@ class KeyMessage:
     from_server: bool
 
 
+# members of each of a call's sums, by the clients that can take part in it
+Lists = Callable[[Sequence[int]], Sequence[Sequence[int]]]
 # yields its messages one after another, and takes the response to each
 KeyMessages = Generator[KeyMessage, Response, None]
 
@@ -123,19 +125,21 @@ class Keys(Protocol):
         """
         ...
 
-    def ready(self, clients: Sequence[int]) -> list[int]:
+    def ready(self, clients: Sequence[int], lists: Lists) -> list[int]:
         """Return the clients that have the keys, after an exchange where one is needed.
 
         Args:
             clients: ids of the clients of the next call.
+            lists: members of each of its sums, by the clients that can take part.
         """
         ...
 
-    def beside(self, clients: Sequence[int]) -> KeyMessages:
+    def beside(self, clients: Sequence[int], lists: Lists) -> KeyMessages:
         """Return as much of the exchange as may go out beside another one; `ready` does the rest.
 
         Args:
             clients: ids of the clients of the next call.
+            lists: members of each of its sums, by the clients that can take part.
         """
         ...
 
@@ -160,21 +164,23 @@ class Connected:
         if self.keys is not None:
             self.keys.connect(port)
 
-    def ready(self, clients: Sequence[int]) -> list[int]:
+    def ready(self, clients: Sequence[int], lists: Lists) -> list[int]:
         """Return the clients that can take part now, after an exchange of keys where needed.
 
         Args:
             clients: ids of the clients of the next call.
+            lists: members of each of its sums, by the clients that can take part.
         """
         if self.keys is None:
             return list(clients)
-        return self.keys.ready(clients)
+        return self.keys.ready(clients, lists)
 
-    def beside(self, clients: Sequence[int]) -> KeyMessages:
+    def beside(self, clients: Sequence[int], lists: Lists) -> KeyMessages:
         """Yield what of an exchange of keys may go out beside another one.
 
         Args:
             clients: ids of the clients of the next call.
+            lists: members of each of its sums, by the clients that can take part.
         """
         if self.keys is not None:
-            yield from self.keys.beside(clients)
+            yield from self.keys.beside(clients, lists)

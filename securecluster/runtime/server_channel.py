@@ -51,7 +51,7 @@ from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, least_members
 from securecluster.runtime.mask_keys import MaskKeys
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
-from securecluster.runtime.port import TRIES, KeyMessage, Port
+from securecluster.runtime.port import TRIES, KeyMessage, Lists, Port
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.release_billing import Asked, Billing, Remote
@@ -209,7 +209,7 @@ class ServerChannel:
         if keys:  # of the part that needs some: pairs come before sums
             key_source = self.pair_aggregator if self.pair_aggregator.keys else self.aggregator
         remote = Remote.of(method)
-        ready, step = self._open(query, to, key_source, step, tries)
+        ready, step = self._open(query, to, key_source, step=step, tries=tries)
         members = [1] * len(ready)  # each reply is read on its own
         call = self._call(
             remote=remote, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
@@ -297,7 +297,7 @@ class ServerChannel:
         remote = Remote.of(method)
         calls = []
         for client in to:
-            ready, step = self._open(query, [client], None, self._next_post())
+            ready, step = self._open(query, [client], None, step=self._next_post())
             members = [1] * len(ready)
             calls.append(self._call(remote, GATHER, query, [client], ready, step, members))
         # a client that lacks the mask's key is not asked
@@ -351,16 +351,17 @@ class ServerChannel:
         """
         remote = Remote.of(method)
         release = remote.release
-        ready, step = self._open(query, to, self.aggregator, tries=self._sum_tries)
         if by is None:
             by = [0] * len(to)
             rosters = [self.clients]
         group_of = dict(zip(to, by, strict=True))
         if groups is None:
             groups = 1 + max(group_of.values(), default=0)
+        lists = partial(self._lists, group_of, rosters, groups)
+        ready, step = self._open(query, to, self.aggregator, lists, tries=self._sum_tries)
         if GATHER not in release.via:
             ready = _without_shrunken_groups(ready, group_of, self.least_members)
-        ready = self.aggregator.ready(ready)
+        ready = self.aggregator.ready(ready, lists)
         ready, cohorts = self._in_cohorts(ready, group_of, rosters)
         ready_groups = [group_of[client] for client in ready]
         # Frames carry the size of the client's group, and clients refuse one that is too small.
@@ -405,7 +406,10 @@ class ServerChannel:
         return TRIES if self.cohorts is not None else 1
 
     def _in_cohorts(
-        self, ready: list[int], group_of: Mapping[int, int], rosters: Sequence[Sequence[int]] | None
+        self,
+        ready: Sequence[int],
+        group_of: Mapping[int, int],
+        rosters: Sequence[Sequence[int]] | None,
     ) -> tuple[list[int], list[Cohort]]:
         """Return the clients of cohorts that can answer as a whole, and these cohorts.
 
@@ -417,7 +421,7 @@ class ServerChannel:
             rosters: all clients of each group; None where those are the recipients.
         """
         if self.cohorts is None:
-            return ready, []
+            return list(ready), []
         if rosters is None:
             count = 1 + max(group_of.values(), default=0)
             rosters = members_by_group(group_of, group_of.values(), count)
@@ -428,6 +432,17 @@ class ServerChannel:
                 cohorts += [c for c in self.cohorts.of(roster) if answering.issuperset(c)]
         complete = {client for cohort in cohorts for client in cohort}
         return [client for client in ready if client in complete], cohorts
+
+    def _lists(
+        self,
+        group_of: Mapping[int, int],
+        rosters: Sequence[Sequence[int]] | None,
+        groups: int,
+        able: Sequence[int],
+    ) -> Sequence[Sequence[int]]:
+        """Return the members of each of a call's sums, by the clients that can take part."""
+        asked, _ = self._in_cohorts(able, group_of, rosters)
+        return members_by_group(asked, [group_of[client] for client in asked], groups)
 
     def _remember_lists(self, groups: Sequence[Sequence[int]]) -> None:
         """Store the clients of secure sums, where they enlarge the row space of earlier ones.
@@ -475,7 +490,7 @@ class ServerChannel:
         self.pair_aggregator.check(then)
         remote = Remote.of(method)
         ready, step = self._open(query, to, self.pair_aggregator, tries=tries)
-        ready = self.pair_aggregator.ready(ready)
+        ready = self.pair_aggregator.ready(ready, lambda able: [able])
         members = [2] * len(ready)  # a pair combines the rows of two clients
         call = self._call(
             remote=remote, verb=PAIRS, query=query, to=to, ready=ready, step=step, members=members
@@ -569,6 +584,7 @@ class ServerChannel:
         query: Any,
         to: Sequence[int],
         key_source: Aggregator | PairAggregator | None,
+        lists: Lists = lambda able: [able],
         step: int | None = None,
         tries: int = 1,
     ) -> tuple[list[int], int]:
@@ -576,6 +592,8 @@ class ServerChannel:
 
         Args:
             key_source: whose keys are exchanged beside the mask's; None for none.
+            lists: members of each of the sums that need the keys, by the clients that can answer;
+                one sum over all of them by default.
             step: number of an earlier call to continue; the next number by default.
             tries: number of key agreements with clients that do not have the seed.
 
@@ -591,7 +609,7 @@ class ServerChannel:
             # A client that only receives needs the seed, too: it must undo the mask.
             members = [client for client in to if client < len(self.clients)]  # no newcomers
             for _ in range(tries):
-                beside = () if key_source is None else (key_source.beside(members),)
+                beside = () if key_source is None else (key_source.beside(members, lists),)
                 ready = self._mask_keys.ready(to, *beside)
         if step is None:  # calls that continue an earlier one draw the same batches and masks
             self.state.step += 1

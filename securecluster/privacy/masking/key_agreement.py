@@ -95,19 +95,22 @@ class PairwiseKeys:
 
     Attributes:
         private: X25519 private keys of the clients of one endpoint, by client id.
-        public: public keys of all clients of the run, as the server relayed them.
+        public: public keys of other clients, as the server relayed them.
+        roots: root of the tree of all keys that each client of the endpoint was told last.
     """
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
     public: dict[int, bytes] = field(default_factory=dict)
+    roots: dict[int, bytes] = field(default_factory=dict)
 
     def of(self, client: int) -> PairwiseKeys:
-        """Return the private key of one client alone, and the public keys of all.
+        """Return the private key and root of one client alone, and the public keys of others.
 
         Args:
             client: its id.
         """
-        return PairwiseKeys(_entry_of(self.private, client), dict(self.public))
+        own = _entry_of(self.private, client)
+        return PairwiseKeys(own, dict(self.public), _entry_of(self.roots, client))
 
 
 @dataclass

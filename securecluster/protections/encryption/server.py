@@ -40,7 +40,7 @@ from securecluster.protections.encryption.packing import Layout
 from securecluster.protections.encryption.parameters import CKKS, Parameters
 from securecluster.protections.encryption.tags import text_bytes
 from securecluster.runtime.channel_state import KeyRecord
-from securecluster.runtime.port import TRIES, KeyMessages, Port
+from securecluster.runtime.port import TRIES, KeyMessages, Lists, Port
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.identities import Roster
@@ -128,11 +128,12 @@ class EncryptionKeyRelay:
                 return response.reply
         raise FrameError("the key authority does not reply: start it, and resume the run")
 
-    def ready(self, clients: Sequence[int]) -> list[int]:
+    def ready(self, clients: Sequence[int], lists: Lists) -> list[int]:
         """Return the clients that have the public key, after an exchange where needed.
 
         Args:
             clients: ids of the clients.
+            lists: unused: one key is for all sums.
         """
         record = self._record
         if not record.public:
@@ -159,11 +160,12 @@ class EncryptionKeyRelay:
             record.told = sorted({*record.told, *response.ids})
         return [client for client in clients if client in record.told]
 
-    def beside(self, clients: Sequence[int]) -> KeyMessages:
+    def beside(self, clients: Sequence[int], lists: Lists) -> KeyMessages:
         """Yield nothing: the key authority's key comes first.
 
         Args:
             clients: ids of the clients.
+            lists: unused: one key is for all sums.
         """
         yield from ()
 

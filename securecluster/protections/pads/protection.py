@@ -45,7 +45,7 @@ class PadProtection(PairProtection):
             facts: of the run.
             keys: the server's keys.
         """
-        return PaddedPairs(facts.ranges, facts.functions)
+        return PaddedPairs(facts.run, facts.ranges, facts.functions)
 
     def read(self, reply: str, released: str) -> str:
         """Return that the server reads R of a field.

@@ -11,7 +11,7 @@ sums with more than half of the others: fewer clients than these cannot make ano
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from securecluster.core.lazy_torch import torch
@@ -35,6 +35,7 @@ class PaddedPairs(Connected):
     """Aggregator for pairs whose server reads sums of pairs.
 
     Args:
+        run: hash of the run's configuration.
         ranges: range of each field of rows.
         functions: functions of R.
     """
@@ -42,10 +43,10 @@ class PaddedPairs(Connected):
     name = NAME
     server_reads_rows = False
 
-    def __init__(self, ranges: Mapping[str, PairRange], functions: PairFunctions) -> None:
+    def __init__(self, run: str, ranges: Mapping[str, PairRange], functions: PairFunctions) -> None:
         self._ranges = ranges
         self._functions = functions
-        self.keys: KeyRelay = KeyRelay()
+        self.keys: KeyRelay = KeyRelay(run.encode(), _all_pairs)
 
     def check(self, then: str) -> None:
         """Raise UsageError for a function of R that is not declared.
@@ -145,6 +146,11 @@ class PaddedPairs(Connected):
             self.keys.port.refuse(refusal, [clients[k] for k in worst if most_of_the_others[k]])
             retained = [k for k in retained if k not in worst]
         return retained
+
+
+def _all_pairs(members: Sequence[int], root: bytes) -> Callable[[int], Sequence[int]]:
+    """Return all members as each one's neighbours."""
+    return lambda client: members
 
 
 def _sums_of_pairs(square: torch.Tensor) -> torch.Tensor:

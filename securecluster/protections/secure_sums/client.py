@@ -1,6 +1,7 @@
 """The clients' half of secure sums: a service of the endpoint, and the masking of its replies.
 
-Keys are exchanged once a run (`key_exchange`). The reply to the protocol's own call is masked, with
+Keys of neighbours are exchanged before they are needed, once a run where lists of members stay
+(`key_exchange`). The reply to the protocol's own call is masked, with
 covered shares of its self mask. Then, only where clients were lost, `reveal_pads` brings the call's
 pad keys with the lost ones, and `reveal_shares` what opens shares of the survivors' self masks.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -163,13 +164,14 @@ class SecureSumService(ClientHalf):
 
         Raises:
             FrameError: the frame does not name the members of the sum.
-            PolicyError: replies that leave in other ways, too few members, or a member whose key
+            PolicyError: replies that leave in other ways, too few members, or a neighbour whose key
                 the client does not have.
         """
         check_sums_alone(call, release)
         if len(set(call.to)) < len(call.to):
             raise PolicyError("a client is asked for two rows of one secure sum")
-        checked: set[tuple[int, ...]] = set()  # lists that clients of one sum share
+        # lists that clients of one sum share, each by the roots that they were told
+        checked: dict[tuple[int, ...], dict[bytes, Graph]] = {}
         for client, members in members_of(call):
             if client not in members:
                 raise PolicyError(
@@ -183,8 +185,12 @@ class SecureSumService(ClientHalf):
                 )
             if members not in checked:
                 check_cohorts(client, members, self._cohorts)
-                self._exchange.check_members(client, members)
-                checked.add(members)
+                checked[members] = {}
+            root = self._exchange.root(client)
+            graph = checked[members].get(root)
+            if graph is None:
+                graph = checked[members][root] = sum_graph(self._run, members, root, self._plan)
+            self._exchange.check_neighbours(client, graph.neighbours(client))
             if isinstance(call.query, FollowingSum):
                 self._check_earlier_sum(client, members, call.query)
 
@@ -365,19 +371,19 @@ class SecureSumService(ClientHalf):
 
     def _contexts(self, call: Call, purpose: str) -> Iterator[tuple[int, SumContext, Pairs]]:
         """Yield each client of a call, the attempt that it belongs to, and the members' pairs."""
-        # clients of one sum share both
-        context_of: dict[tuple[int, ...], tuple[SumContext, Pairs]] = {}
+        # clients of one sum that were told one root share both
+        context_of: dict[tuple[tuple[int, ...], bytes], tuple[SumContext, Pairs]] = {}
         for client, members in members_of(call):
-            if members not in context_of:
-                context_of[members] = self._context(call, purpose, members)
-            yield client, *context_of[members]
+            key = (members, self._exchange.root(client))
+            if key not in context_of:
+                context_of[key] = self._context(call, purpose, *key)
+            yield client, *context_of[key]
 
     def _context(
-        self, call: Call, purpose: str, members: tuple[int, ...]
+        self, call: Call, purpose: str, members: tuple[int, ...], root: bytes
     ) -> tuple[SumContext, Pairs]:
         """Return the attempt that a frame belongs to, and the pairs of its members."""
-        self._exchange.check_members(call.to[0], members)
-        graph = sum_graph(self._run, members, self._exchange.public, self._plan)
+        graph = sum_graph(self._run, members, root, self._plan)
         # by identity: graphs of other keys may look the same
         pairs = self._pairs.get(id(graph))
         if pairs is None:
@@ -391,6 +397,7 @@ class SecureSumService(ClientHalf):
             attempt=call.attempt,
             members=graph.members,
             threshold=graph.threshold,
+            root=root,
             values=same_rows(purpose, self._fixed),
         )
         return context, pairs
@@ -506,13 +513,13 @@ def same_rows(purpose: str, fixed: Collection[str]) -> str:
     return ""
 
 
-def sum_graph(run: bytes, members: Sequence[int], public: Mapping[int, bytes], plan: Plan) -> Graph:
+def sum_graph(run: bytes, members: Sequence[int], root: bytes, plan: Plan) -> Graph:
     """Return the graph of a sum, the same at clients and server.
 
     Args:
         run: hash of the run's configuration.
         members: ids of the members.
-        public: public key of each member. The order of the members follows from them.
+        root: of the tree of the clients' keys. The order of the members follows from it.
         plan: what the graph has to bear.
 
     Raises:
@@ -520,10 +527,8 @@ def sum_graph(run: bytes, members: Sequence[int], public: Mapping[int, bytes], p
     """
     if len(members) < plan.minimum:
         raise UsageError(f"a secure sum has {plan.minimum} members or more, not {len(members)}")
-    ascending = tuple(sorted(members))
-    keys = [public[member] for member in ascending]
-    seed = purpose_hash("securecluster sum graph seed v1", run, *keys)
-    return _built(ascending, seed, plan)
+    seed = purpose_hash("securecluster sum graph seed v2", run, root)
+    return _built(tuple(sorted(members)), seed, plan)
 
 
 @lru_cache(KEPT_GRAPHS)

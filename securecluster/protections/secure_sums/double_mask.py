@@ -72,6 +72,7 @@ class SumContext:
         attempt: number of the attempt at this call, from 0.
         members: clients that are asked for a row, ascending.
         threshold: number of shares that give a seed.
+        root: of the tree of the clients' keys, as the client was told (`key_exchange`).
         values: text that all calls with the same rows have in common, such as "samples"; empty
             where each call has new rows.
 
@@ -85,6 +86,7 @@ class SumContext:
     attempt: int
     members: tuple[int, ...]
     threshold: int
+    root: bytes
     values: str = ""
 
     def __post_init__(self) -> None:
@@ -104,13 +106,14 @@ class SumContext:
     def hash(self) -> bytes:
         """Return SHA-256 of the whole context, 32 bytes."""
         text = pads.transcript(
-            "securecluster sum context v1",
+            "securecluster sum context v2",
             self.run,
             self.purpose,
             self.call,
             self.attempt,
             self.members_hash,
             self.threshold,
+            self.root,
             self.values,
         )
         return hashlib.sha256(text).digest()
@@ -772,7 +775,8 @@ class UnmaskingGuard:
     *A server that names different survivors to different clients* (not in the papers, whose clients
     sign the list of survivors in one more round). Join two clients where neither revealed the key
     of their pads. The server learns sums over connected components only, of clients whose seeds it
-    has. (Clients of rows of two origins have two such keys, and neither ever reveals the other's.)
+    has. (Clients of rows of two origins, or that were told two roots of keys, have two such keys,
+    and neither ever reveals the other's; nor does one of another root open a share of theirs.)
     Let S_i be the survivors named to client i, h the holders of a seed and t the threshold. The
     seed of i took t shares, so i ∉ S_j for at most h - t holders j; and S_i has at least t holders.
     So at least 2t - h holders j, i among them, have j ∈ S_i and i ∈ S_j: i is joined to them, and
@@ -1038,7 +1042,7 @@ class UnmaskingGuard:
         attempts = self.state.attempts.get(context.call, {})
         record = attempts.get(context.attempt)
         if record is None or record.hash != context.hash:
-            raise self._refusal(context, "it did not take part with these members")
+            raise self._refusal(context, "it did not take part with these members and keys")
         if max(attempts) != context.attempt:
             raise self._refusal(context, "it took part in a later attempt")
         return record

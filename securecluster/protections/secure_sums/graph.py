@@ -8,8 +8,10 @@ client computes and sends grows with k. Where no such graph does, all pairs shar
 al. 2017).
 
 The bound is over the random order: the seed must not be known to those who choose who colludes or
-drops out before they choose. An active server may choose dropouts afterwards; then only the
-threshold protects, which every client checks in its own neighbourhood.
+drops out before they choose. It follows from the root of the tree of all keys, and each client
+insists that its own key is in it. An active server may choose dropouts afterwards, and can try as
+many graphs as it can draw, by the keys of clients that collude with it; then only the threshold
+protects, which every client checks in its own neighbourhood.
 """
 
 from __future__ import annotations
@@ -233,7 +235,7 @@ def build_graph(members: Sequence[int], seed: bytes, plan: Plan) -> Graph:
 
     Args:
         members: ids of the members (n,), in any order.
-        seed: public seed, any bytes, such as a hash of all signed keys of the run.
+        seed: public seed, any bytes, such as a hash of the root of the clients' keys.
         plan: what the graph has to bear.
 
     Raises:
@@ -243,7 +245,8 @@ def build_graph(members: Sequence[int], seed: bytes, plan: Plan) -> Graph:
     degree, threshold = plan.degree_and_threshold(count)
     if degree == count - 1:
         return complete_graph(members, threshold)
-    # The order must be unknown when clients choose whom to collude with: the seed hashes all keys.
+    # The order must be unknown when clients choose whom to collude with: the seed follows from all
+    # keys. Members are part of it, or a server could leave out whoever stands between others.
     text = transcript("securecluster sum graph v1", seed, members_hash(members))
     order = keystream.order(hashlib.sha256(text).digest(), 0, count)
     # The order of the argument must not matter: parties list members in their own.

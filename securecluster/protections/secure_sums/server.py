@@ -2,7 +2,8 @@
 
 An ordinary sum takes two exchanges: the masked rows, and shares of the survivors' self masks.
 Between them is one more where clients were lost, in which the others reveal the call's pad keys
-with these. Two exchanges of keys come before the first sum of a run.
+with these. Two exchanges of keys come before the first sum of a run, and before later ones where
+a member lacks a neighbour's key.
 
 Where clients are in cohorts, who does not reply is asked again, and a cohort that still lacks a
 member is left out of the sum as a whole (`privacy.cohorts`).
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,7 +85,15 @@ class SecureSums(Connected):
         self._fixed = fixed
         # by method with fixed rows: lists of survivors that clients were asked to open
         self._asked: dict[str, list[tuple[int, ...]]] = {}
-        self.keys: KeyRelay = KeyRelay()
+        self.keys: KeyRelay = KeyRelay(self._run, self._neighbours)
+
+    def _neighbours(
+        self, members: Sequence[int], root: bytes
+    ) -> Callable[[int], Sequence[int]] | None:
+        """Return each member's neighbours; None for members that are too few to be asked."""
+        if len(members) < self._minimum:
+            return None
+        return sum_graph(self._run, members, root, self._plan).neighbours
 
     def run(
         self,
@@ -101,7 +110,7 @@ class SecureSums(Connected):
 
         Args:
             exchange: sends a call and returns the replies that arrive.
-            call: the call to all clients, which have the keys of each other (`ready`).
+            call: the call to all clients, which have the keys of their neighbours (`ready`).
             by: group of each recipient of the call, in its order.
             groups: number of groups.
             cohorts: of the recipients, each within a group; empty where clients are lost one by
@@ -152,7 +161,6 @@ class SecureSums(Connected):
 
     def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
         """Return the sums of the groups that are large enough, by group."""
-        public = self.keys.directory.keys
         minimum = 0
         if isinstance(call.query, FollowingSum):
             minimum = call.query.least
@@ -161,7 +169,8 @@ class SecureSums(Connected):
             members = sorted(clients)
             if len(members) < max(self._minimum, minimum):
                 continue
-            graph = sum_graph(self._run, members, public, self._plan)
+            root = self.keys.tree.root
+            graph = sum_graph(self._run, members, root, self._plan)
             context = SumContext(
                 run=self._run,
                 purpose=call.method,
@@ -169,6 +178,7 @@ class SecureSums(Connected):
                 attempt=call.attempt,
                 members=tuple(members),
                 threshold=graph.threshold,
+                root=root,
                 values=same_rows(call.method, self._fixed),
             )
             least_survivors = max(minimum, self._ranges.least_members(self._minimum, len(members)))

@@ -45,7 +45,7 @@ BEFORE_ROW, BEFORE_PADS, BEFORE_SHARES, NEVER = range(4)
 
 
 def context_of(members: Sequence[int], threshold: int, **changes: Any) -> SumContext:
-    told = {"run": RUN, "purpose": "train", "call": 4, "attempt": 0}
+    told = {"run": RUN, "purpose": "train", "call": 4, "attempt": 0, "root": b"root"}
     return SumContext(members=tuple(members), threshold=threshold, **{**told, **changes})
 
 

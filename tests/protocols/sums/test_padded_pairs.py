@@ -366,7 +366,7 @@ def test_a_client_with_another_key_is_found_by_the_range_of_r(
 
 
 def test_a_pad_that_does_not_cancel_is_found_in_each_pair_of_losses() -> None:
-    pairs = PaddedPairs(PairsOfLosses.fields, PairFunctions())
+    pairs = PaddedPairs("run", PairsOfLosses.fields, PairFunctions())
     refused: list[Any] = []
     pairs.keys.port = SimpleNamespace(refuse=lambda *told: refused.append(told))  # type: ignore[assignment]
     draws = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, (400, 2, 2)))
@@ -392,7 +392,7 @@ LEFT_OUT: dict[str, tuple[int, list[tuple[int, int]], set[int], set[int]]] = {
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_who_is_left_out_for_sums_beyond_their_range(name: str) -> None:
     count, pairs, left_out, named = LEFT_OUT[name]
-    padded = PaddedPairs(PairsOfLosses.fields, PairFunctions())
+    padded = PaddedPairs("run", PairsOfLosses.fields, PairFunctions())
     told: set[int] = set()
     refuse = lambda error, clients: told.update(clients)  # noqa: E731
     padded.keys.port = SimpleNamespace(refuse=refuse)  # type: ignore[assignment]
