@@ -31,21 +31,21 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7180,
-    "benchmarks": 15840,
-    "protocols": 750,
-    "protocols/cfl": 1060,
-    "protocols/common": 5310,
+    "benchmarks": 15900,
+    "protocols": 760,
+    "protocols/cfl": 1100,
+    "protocols/common": 5340,
     "protocols/conformance": 1810,
     "protocols/contrib": 1210,
-    "protocols/hidden": 1330,
+    "protocols/hidden": 1350,
     "protocols/ifca": 750,
-    "protocols/nsim": 1290,
+    "protocols/nsim": 1300,
     "protocols/oneshot": 1050,
-    "protocols/srfca": 1440,
+    "protocols/srfca": 1460,
     "securecluster": 270,
     "securecluster/audits": 2680,
     "securecluster/cli": 1810,
-    "securecluster/clustering": 2010,
+    "securecluster/clustering": 2060,
     "securecluster/commands": 630,
     "securecluster/core": 1880,
     "securecluster/data": 6290,
@@ -62,10 +62,10 @@ CODE_LINES = {
     "securecluster/results": 2200,
     "securecluster/runs": 760,
     "securecluster/runtime": 3480,
-    "securecluster/statements": 1580,
+    "securecluster/statements": 1610,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 75740,
+    "tests": 75920,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
@@ -91,7 +91,7 @@ MOST_WORDS = {
     "README.md": 900,
     "ARCHITECTURE.md": 1990,
     "docs/*.md": 44807,
-    "docs/evidence/*.md": 25836,
+    "docs/evidence/*.md": 26180,
 }
 
 
