@@ -36,7 +36,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.averages.averaging import SharedModelClient
-from securecluster.protocols.common.comparison import signature_collection
+from securecluster.protocols.common.comparison import shortfalls, signature_collection
 from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdateClient
 from securecluster.protocols.common.comparison.evidence import (
     Evidence,
@@ -85,6 +85,23 @@ class FLHCState(fl.AveragingState):
     def doubt(self, method: fl.ClusteringProtocol) -> str | None:
         """Return a sentence where clients' shares of classes contradict the clusters."""
         return None if self.signatures is None else self.signatures.doubt(self.labels)
+
+    def shortfall(self, method: FLHC, history: Sequence[fl.Line]) -> str | None:
+        """Return how far merges that end in one cluster, or join none, are from several.
+
+        Args:
+            method: of the run.
+            history: of the run, which is not read.
+        """
+        record = self.linkage
+        if record is None or method.compression.clusterer != "paper":
+            return None
+        if method.threshold is not None:
+            return shortfalls.of_cut(record.merges.numpy(), method.threshold, "threshold")
+        if self.signatures is not None and method.privacy.noisy:
+            return self.signatures.shortfall()
+        gap = agglomerative.gap_of(method.metric, method.linkage)
+        return shortfalls.of_gap(record.merges.numpy(), gap)
 
 
 class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):

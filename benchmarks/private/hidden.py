@@ -50,7 +50,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.privacy.dp.accounting import find_noise, gaussian_epsilon
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.protocol import POINT_SIZE
-from securecluster.protocols.hidden.separation import APART
+from securecluster.protocols.hidden.separation import hardly_apart
 
 EVEN = (50, 50, 50, 50)
 
@@ -145,7 +145,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         )
     indices = [agreement(labels, truth)["ari"] for labels, _ in clusterings]
     residual_indices = [agreement(labels, truth)["ari"] for labels, _ in residual]
-    separations = [separation for _, separation in clusterings]
+    separations = [apart for _, (apart, _) in clusterings]
     replaced = gaussian_epsilon(2 / multiplier, DELTA)
     return {
         "ari": float(np.mean(indices)),
@@ -153,7 +153,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         "exact": float(np.mean([index == 1.0 for index in indices])),
         "right": float(np.mean([share_right(labels, truth, k) for labels, _ in clusterings])),
         "separation": float(np.mean(separations)),
-        "warned": float(np.mean([value < APART for value in separations])),
+        "warned": float(np.mean([hardly_apart(*told) for _, told in clusterings])),
         "residual": float(np.mean(residual_indices)),
         "gain": float(np.mean(residual_indices) - np.mean(indices)),
         "residual_exact": float(np.mean([index == 1.0 for index in residual_indices])),
@@ -253,10 +253,10 @@ def assigned(points: Array, k: int, multiplier: float, generator: np.random.Gene
 
 def clustered(
     points: Array, k: int, multiplier: float, generator: np.random.Generator
-) -> tuple[list[int], float]:
+) -> tuple[list[int], tuple[float, float]]:
     """Return the labels that clients assign themselves, and the separation of the centres.
 
-    Both are as in the protocol.
+    Both are as in the protocol; the second number is that in their weakest direction.
 
     Args:
         points: (m, q) of norm 1.
@@ -290,7 +290,7 @@ def residuals_of(
 
 def of_residuals(
     rows: Array, k: int, multiplier: float, generator: np.random.Generator
-) -> tuple[list[int], float]:
+) -> tuple[list[int], tuple[float, float]]:
     """Return the labels and the separation of a run with `--residuals`.
 
     Args:
@@ -310,7 +310,7 @@ def _clustered(
     multiplier: float,
     generator: np.random.Generator,
     shares: Sequence[float],
-) -> tuple[list[int], float]:
+) -> tuple[list[int], tuple[float, float]]:
     """Return the labels and the separation of four sums that have these shares of the budget."""
     # of the sums of points, of moments, of cells and of a step
     of_points, of_moments, of_cells, of_step = (multiplier / math.sqrt(share) for share in shares)
@@ -335,7 +335,9 @@ def _clustered(
     noisy_sum = summed(rows, of_step)
     centres = noisy_centres.moved_centres(noisy_sum, centres, of_step)
     labels: list[int] = noisy_centres.nearest_centres(places, centres).tolist()
-    return labels, noisy_centres.separation(centres, noisy_centres.counts_of(noisy_sum))
+    counts = noisy_centres.counts_of(noisy_sum)
+    apart = noisy_centres.separation(centres, counts)
+    return labels, (apart, noisy_centres.weakest_direction(centres, counts))
 
 
 def shape_of(data: str) -> tuple[int, ...]:

@@ -70,6 +70,18 @@ class CFLState:
         """Return a sentence where clients' shares of classes contradict the clusters."""
         return None if self.signatures is None else self.signatures.doubt(self.labels)
 
+    def shortfall(self, method: CFL, history: Sequence[fl.Line]) -> str | None:
+        """Return which condition of a split was not met.
+
+        Args:
+            method: of the run.
+            history: of the run.
+        """
+        if self.signatures is not None:
+            return self.signatures.shortfall()
+        tests = [test for line in history for test in line["split_tests"]]
+        return split_test.shortfall(tests, method)
+
 
 @dataclass(kw_only=True)
 class SumsOfSplits(fl.SumOptions):

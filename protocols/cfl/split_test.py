@@ -8,9 +8,10 @@ compressed updates are not in the paper, nor are gradient signatures: these have
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -370,6 +371,52 @@ def fetch_split_model(
     assert statistics.mean is not None  # what α compares may be shorter than the model
     statistics.model = fl.request_model(net, outbox, statistics.members, len(statistics.mean))
     return len(statistics.model.displacement) > 0
+
+
+def shortfall(tests: Sequence[Mapping[str, Any]], method: Any) -> str | None:
+    """Return which condition of a split was not met, the first of those that no round met.
+
+    Args:
+        tests: of all rounds, as `SplitStatistics.line` has them, in their order.
+        method: the `CFL` of the run.
+
+    Returns:
+        None without a test.
+    """
+    if not tests:
+        return None
+    members = max(test["members"] for test in tests)
+    if members < method.additions.min_size:
+        return f"{members} clients are fewer than min_size {method.additions.min_size}"
+    relative = method.additions.criterion == "relative"
+    longest = list(itertools.accumulate((test["max_norm"] for test in tests), max))
+    unit = " of the longest" if relative else ""
+    settled = [test["mean_norm"] / ((test["max_norm"] or 1) if relative else 1) for test in tests]
+    if min(settled) >= method.eps1:
+        return (
+            f"the mean update was never shorter than {min(settled):.3g}{unit}, and a cluster is "
+            f"split where it is shorter than {method.eps1:g} (eps1)"
+        )
+    apart = [
+        test["max_norm"] / ((so_far or 1) if relative else 1)
+        for test, so_far, mean in zip(tests, longest, settled, strict=True)
+        if mean < method.eps1
+    ]
+    if max(apart) <= method.eps2:
+        of_any = " of the longest of any round" if relative else ""
+        return (
+            f"once the mean update was short, the longest was at most {max(apart):.3g}{of_any}, "
+            f"and clients pull apart above {method.eps2:g} (eps2)"
+        )
+    levels = [test["p_value"] for test in tests if test["p_value"] is not None]
+    if levels and min(levels) > method.additions.level:
+        return (
+            "clients without clusters would be as separated with a probability of "
+            f"{min(levels):.2g}, and a split needs {method.additions.level:g} (level)"
+        )
+    return (
+        f"no round had two sides that are large enough and unlike (gamma_max {method.gamma_max:g})"
+    )
 
 
 def split_cluster(

@@ -42,6 +42,8 @@ class Centres:
     sizes: list[float] = field(default_factory=list)
     # how well the centres are told apart, from 0 to 1, see `noisy_centres.separation`
     separation: float = 1.0
+    # the same in the direction in which they differ least, see `noisy_centres.weakest_direction`
+    weakest: float = 1.0
     parts: torch.Tensor = field(default_factory=empty)  # (c, q); empty if nothing is subtracted
     # where clusters are found by label maps: (c, g), the buckets of the clusters, and what
     # `label_search.FoundMaps` says of them
@@ -214,6 +216,7 @@ def _summed_centres(
     started = noisy_centres.moved_centres(steps, started, deviation)
     counts = noisy_centres.counts_of(steps)
     public.separation = noisy_centres.separation(started, counts)
+    public.weakest = noisy_centres.weakest_direction(started, counts)
     large = noisy_centres.large_enough(counts, deviation, method.minimum_size)
     public.centres = torch.as_tensor(started[large]).to(public.mean)
     # Clients that were lost are in some cluster as well.
@@ -256,6 +259,7 @@ def _counted_centres(method: Any, net: fl.ServerChannel, public: Centres, cells:
             break
         centres = np.delete(centres, int(np.argmin(counts)), axis=0)
     public.separation = noisy_centres.separation(centres, np.array(counts))
+    public.weakest = noisy_centres.weakest_direction(centres, np.array(counts))
     share = len(net.clients) / len(counted.ids)
     public.sizes = [count * share for count in counts]
     return public

@@ -85,6 +85,21 @@ class HiddenState:
             )
         return separation_warning(method, self)
 
+    def shortfall(self, method: Any, history: Any) -> str:
+        """Return how many places for clusters clients could choose from.
+
+        Args:
+            method: the `Hidden` of the run.
+            history: of the run, which is not read.
+        """
+        offered = len(self.centres.sizes)
+        if offered > 1:
+            return f"all are nearest to one of {offered} centres"
+        return (
+            f"other centres had surely fewer than {method.minimum_size} clients (minimum_size), "
+            "and were dissolved"
+        )
+
 
 @dataclass(kw_only=True)
 class ClusteringNoise(fl.PrivacyOptions):

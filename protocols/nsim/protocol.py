@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.clustering.agglomerative import upper_triangle
 from securecluster.clustering.density import check_dbscan, dbscan, most_similar, neighbourhood
 from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
@@ -53,6 +54,21 @@ class NSIMState(fl.AveragingState):
     similarity: torch.Tensor = field(default_factory=fl.empty_tensor)  # (r, r), predicted
     eps: float = 0.0
     known: synthetic_users.TrainedSimilarityModel | None = None
+
+    def shortfall(self, method: Any, history: Any) -> str | None:
+        """Return how alike users are predicted to be, beside what makes them neighbours.
+
+        Args:
+            method: the `NSIM` of the run, which is not read.
+            history: of the run, which is not read.
+        """
+        if len(self.ids) < 2:
+            return None
+        unlike = 1 - upper_triangle(self.similarity.numpy())
+        return (
+            f"users are neighbours up to {self.eps:.3g} (eps) of 1 - similarity, which is "
+            f"predicted as {unlike.min():.3g} to {unlike.max():.3g}"
+        )
 
 
 class NSIMObserver(fl.Observer):

@@ -11,6 +11,7 @@ from securecluster.clustering.labels import check_clusters as check_count
 from securecluster.clustering.noise_robust import contrasted, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.comparison import shortfalls
 from securecluster.protocols.oneshot import naive_mechanism
 from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import HierarchicalState
@@ -75,6 +76,20 @@ class OneShotState(HierarchicalState):
     """The state of the servers' loop, as checkpoints store it."""
 
     found: ClusteringResult | None = None
+
+    def shortfall(self, method: Any, history: Any) -> str | None:
+        """Return how far merges that end in one cluster, or join none, are from several.
+
+        Args:
+            method: the `OneShot` of the run.
+            history: of the run, which is not read.
+        """
+        if self.linkage is None or method.tasks is not None:
+            return None
+        tree = self.linkage.merges.numpy()
+        if method.height is not None:
+            return shortfalls.of_cut(tree, method.height, "height")
+        return shortfalls.of_angles(tree)
 
     @property
     def relevance(self) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,14 @@ class ProfileClustering:
             two clusters; for one cluster it is the smallest λ that connects all models.
         aside: positions of odd models, which are in no cluster of their own: they join the nearest
             one, and λ does not depend on them.
+        gain: by how much, per model, the criterion of several clusters is at most below that of
+            one; −∞ where no candidate was admitted.
     """
 
     labels: list[int]
     threshold: float
     aside: tuple[int, ...] = ()
+    gain: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def cluster_without_threshold(distance: Array, minimum: int, squared: bool) -> P
         level = np.log(distance / unit)
 
     best = 0.0
+    largest = -math.inf
     for labels, aside in _cuts(profile_distances(level), minimum):
         others = np.setdiff1d(np.arange(m), aside)
         inner = np.ix_(others, others)
@@ -117,12 +121,13 @@ def cluster_without_threshold(distance: Array, minimum: int, squared: bool) -> P
         if fit.offsets.min() < SHARE * fit.offsets.max():
             continue
         one_cluster = fit_offsets(level[inner], [0] * len(others))
-        gain = one_cluster.criterion - fit.criterion - EVIDENCE * len(others)
-        if gain <= best:
+        gain = one_cluster.criterion - fit.criterion
+        largest = max(largest, gain / len(others))
+        if gain - EVIDENCE * len(others) <= best:
             continue
-        best = gain
+        best = gain - EVIDENCE * len(others)
         result = ProfileClustering(labels, _threshold_between(means), aside)
-    return result
+    return replace(result, gain=largest)
 
 
 def _threshold_between(means: Array) -> float:

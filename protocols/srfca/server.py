@@ -32,7 +32,7 @@ from securecluster.protocols.srfca.model_distance import (
     WeightDistance,
     pairwise_l2,
 )
-from securecluster.protocols.srfca.profiles import cluster_without_threshold
+from securecluster.protocols.srfca.profiles import EVIDENCE, cluster_without_threshold
 
 Array = NDArray[np.float64]
 
@@ -118,6 +118,35 @@ class SRFCAState:
         for c in self.clusters:
             labels.append(next(unused) if c == graph.UNASSIGNED else c)
         return labels
+
+    def shortfall(self, method: Any, history: Sequence[fl.Line]) -> str | None:
+        """Return how far the graph of one-shot models is from clusters.
+
+        Args:
+            method: the `SRFCA` of the run.
+            history: of the run.
+        """
+        if self.graph is None:
+            return None
+        first = next(line["clustered"] for line in history if line.get("clustered"))
+        if 1 < len(first) < len(self.clusters):
+            return (
+                f"{len(first)} first clusters of models were merged up to λ = {self.threshold:.3g}"
+            )
+        if method.threshold is not None or method.quantile is not None:
+            edges = self.graph.edges.tolist() or [0.0]
+            return (
+                f"models within λ = {self.threshold:.3g} are joined, and the edges that connect "
+                f"all of them are {edges[0]:.3g} to {edges[-1]:.3g} long"
+            )
+        squared = method.distance == "l2"
+        found = cluster_without_threshold(self.graph.distance.numpy(), method.size, squared)
+        if math.isinf(found.gain):
+            return "no cut of the models has sides further apart than their members are"
+        return (
+            "the distances of models are explained better by several clusters than by one by "
+            f"{found.gain:.3g} a model at most, and clusters need more than {EVIDENCE:g}"
+        )
 
     def restart(self, fresh: bool) -> None:
         """Set ω_c ← w_0 in every cluster; unassigned clients receive no averages.

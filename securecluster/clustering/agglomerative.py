@@ -30,6 +30,7 @@ SCATTER = 2.0
 # SCATTER
 NESTED = 0.25
 BLOCK = 1 << 20  # distances that are compared at once
+LEAST_MERGES = 3  # of fewer clients than four all are one cluster
 TINY = 1e-9  # share of the last merge's height below which heights are rounding
 
 
@@ -141,6 +142,22 @@ def gap_of(metric: str, linkage: str) -> float:
     return GAPS[linkage] ** exponent
 
 
+def ratios(tree: Array) -> Array:
+    """Return the ratios of consecutive heights, zero where no cut is considered, (m − 2,).
+
+    Args:
+        tree: scipy's linkage matrix of m clients; of fewer than four there are no ratios.
+    """
+    high = heights(tree)
+    # Ratios of heights that are rounding mean nothing.
+    safe = np.maximum(high, TINY * high[-1])
+    if len(high) < LEAST_MERGES or safe[-1] == 0:
+        return np.zeros(0)
+    ratio = np.asarray(safe[1:] / safe[:-1])
+    ratio[: _first_gap(len(high) + 1)] = 0
+    return ratio
+
+
 def threshold(tree: Array, gap: float, nested: float = 1.0) -> float:
     """Return where to cut without a given height: at the largest relative gap of heights.
 
@@ -159,13 +176,10 @@ def threshold(tree: Array, gap: float, nested: float = 1.0) -> float:
         A height between the gap's two merges (their geometric mean), or that of the last merge.
     """
     high = heights(tree)
-    m = len(high) + 1
-    # Ratios of heights that are rounding mean nothing.
-    safe = np.maximum(high, TINY * high[-1])
-    if m < 4 or safe[-1] == 0:
+    ratio = ratios(tree)
+    if not len(ratio):
         return float(high[-1])
-    ratio = safe[1:] / safe[:-1]
-    ratio[: _first_gap(m)] = 0
+    safe = np.maximum(high, TINY * high[-1])
     largest = int(ratio.argmax())
     if ratio[largest] < gap:
         return float(high[-1])
@@ -273,6 +287,23 @@ def between(tree: Array, count: int) -> float:
     return float((below + above) / 2)
 
 
+def angle_gaps(tree: Array) -> tuple[Array, Array]:
+    """Return the angles of heights, (m − 1,), and their gaps where `tasks_of` may cut, (m − 2,).
+
+    Args:
+        tree: as for `tasks_of`, of m clients, four or more.
+    """
+    high = heights(tree)
+    # Rounding can lead out of [0, 1], where arcsin is not defined.
+    shares = high.clip(0, 1)
+    angles = 2 * np.arcsin(np.sqrt(shares))
+    gaps = np.diff(angles)
+    gaps[: _first_gap(len(high) + 1)] = 0
+    allowed = _two_large_clusters(tree)[:-1]
+    gaps[~allowed] = 0
+    return angles, gaps
+
+
 def tasks_of(tree: Array, noisy: bool = False) -> float:
     """Return where to cut merges of 1 − R when neither a number of tasks nor a height is given.
 
@@ -295,16 +326,9 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
         The mean of the heights on both sides of the gap, or that of the last merge.
     """
     high = heights(tree)
-    m = len(high) + 1
-    if m < 4:
+    if len(high) < LEAST_MERGES:
         return float(high[-1])
-    # Rounding can lead out of [0, 1], where arcsin is not defined.
-    shares = high.clip(0, 1)
-    angles = 2 * np.arcsin(np.sqrt(shares))
-    gaps = np.diff(angles)
-    gaps[: _first_gap(m)] = 0
-    allowed = _two_large_clusters(tree)[:-1]
-    gaps[~allowed] = 0
+    angles, gaps = angle_gaps(tree)
     position = int(gaps.argmax())
     clear = bool(gaps[position] >= ANGLE)
     if noisy:

@@ -326,6 +326,33 @@ def separation(centres: Array, counts: Array) -> float:
     return float(weights @ (differences**2).sum(1))
 
 
+def weakest_direction(centres: Array, counts: Array) -> float:
+    """Return how far centres are apart in the direction in which they differ least.
+
+    k centres of clusters differ in k − 1 directions. Where one has few points, or lies between
+    others, they differ in fewer: it may be a piece of a cluster, or of noise, however far the
+    others are apart.
+
+    Args:
+        centres: as for `separation`.
+        counts: as for `separation`.
+
+    Returns:
+        From 0, where one centre says nothing, to 1, where all differ alike and account for all of
+        the points' squared length; 1 for one centre.
+    """
+    directions = len(centres) - 1
+    if not directions:
+        return 1.0
+    sizes = np.maximum(counts, 0.0)
+    if not sizes.sum() or centres.shape[1] < directions:
+        return 0.0
+    weights = sizes / sizes.sum()
+    differences = (centres - weights @ centres) * np.sqrt(weights)[:, None]
+    singular = np.linalg.svd(differences, compute_uv=False)
+    return float(singular[directions - 1]) * math.sqrt(directions)
+
+
 def large_enough(counts: Array, deviation: float, minimum: int) -> list[int]:
     """Return which centres are kept, (k',) ascending; the one with the highest count always is.
 

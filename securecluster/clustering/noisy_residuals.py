@@ -349,16 +349,31 @@ class NoisyResiduals:
 
     def _counted(self, seed: int) -> list[int]:
         """Return labels by the number of clusters of least information criterion."""
-        m = len(self.values)
-        labels = np.zeros(m, dtype=np.int64)
-        width = self.values.shape[1]
-        best = information_criterion(self._loss(labels, 1), labels, 1, width)
-        for k in range(2, min(MOST_CLUSTERS, m // 2) + 1):
-            loss, candidate = self._best(k, seed)
-            criterion = information_criterion(loss, candidate, k, width)
+        (one, labels), *others = self._candidates(seed)
+        best = one
+        for criterion, candidate in others:
             if criterion < best:
                 best, labels = criterion, candidate
         return relabel(labels.tolist())
+
+    def shortfall(self) -> str:
+        """Return in words how far rows that are one cluster are from several."""
+        (one, _), *others = self._candidates(0)
+        least = min((criterion for criterion, _ in others), default=math.inf)
+        return (
+            f"the information criterion of several clusters of signatures is {least:.4g} at "
+            f"least, and they need less than {one:.4g}, that of one cluster"
+        )
+
+    def _candidates(self, seed: int) -> list[tuple[float, Labels]]:
+        """Return the information criterion and the labels of each number of clusters from 1."""
+        m, width = self.values.shape
+        single = np.zeros(m, dtype=np.int64)
+        candidates = [(information_criterion(self._loss(single, 1), single, 1, width), single)]
+        for k in range(2, min(MOST_CLUSTERS, m // 2) + 1):
+            loss, labels = self._best(k, seed)
+            candidates.append((information_criterion(loss, labels, k, width), labels))
+        return candidates
 
     def _best(self, k: int, seed: int) -> tuple[float, Labels]:
         """Return the least sum of squares over their variances that was found, and its labels.

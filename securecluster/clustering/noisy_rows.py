@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from securecluster.clustering.agglomerative import cut, merges, threshold
+from securecluster.clustering.agglomerative import cut, merges, ratios, threshold
 from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noise_robust import partition
@@ -78,6 +78,19 @@ class NoisyRows:
         deviation 1 in each of m × q numbers has singular values up to about √m + √q; 5 % are added.
         Rows are divided by their own standard deviations before.
         """
+        singular, edge = self._spectrum()
+        return min(len(self.values), 1 + int((singular > edge).sum()))
+
+    def shortfall(self) -> str:
+        """Return in words how far rows that are one cluster are from two."""
+        singular, edge = self._spectrum()
+        return (
+            f"the largest singular value of signatures is {singular[0]:.3g}, and clusters need "
+            f"more than {edge:.3g}, the edge of noise"
+        )
+
+    def _spectrum(self) -> tuple[Array, float]:
+        """Return the singular values of the centred rows, and the edge of noise."""
         rows = self.values
         if self.tested is not None:
             rows = self.tested
@@ -88,9 +101,8 @@ class NoisyRows:
         precision = 1 / np.maximum(variance, max(rounding, TINY))
         centre = np.average(rows, axis=0, weights=precision)
         scaled = (rows - centre) * np.sqrt(precision)[:, None]
-        singular = np.linalg.svd(scaled, compute_uv=False)
-        edge = EDGE_SLACK * (math.sqrt(m) + math.sqrt(self.width))
-        return min(m, 1 + int((singular > edge).sum()))
+        singular: Array = np.asarray(np.linalg.svd(scaled, compute_uv=False), dtype=np.float64)
+        return singular, EDGE_SLACK * (math.sqrt(m) + math.sqrt(self.width))
 
     def select(self, positions: Sequence[int]) -> NoisyRows:
         """Return the rows of some clients.
@@ -262,6 +274,21 @@ class NoisyBlocks:
         """
         return self._count(self.distances(self))
 
+    def shortfall(self) -> str:
+        """Return in words how far blocks that are one cluster are from two."""
+        pairs = self.distances(self)
+        if self._noise_alone():
+            tree, lowest = _apart(pairs.score)
+            return (
+                f"the two last groups of signatures are {tree[-1, 2] + lowest:.3g} standard "
+                f"deviations of the noise apart, and clusters need more than {APART:g}"
+            )
+        ratio = ratios(_average_merges(pairs.spread)).max(initial=0.0)
+        return (
+            "squared distances of signatures rise from merge to merge by a factor of at most "
+            f"{ratio:.3g}, and clusters need {GAP:g}"
+        )
+
     def _count(self, pairs: BlockDistances) -> int:
         """Return the number of clusters from the distances of these clients."""
         if self._noise_alone():
@@ -413,10 +440,19 @@ def _cut_at_gap(squared: Array) -> list[int]:
     Args:
         squared: (m, m) squared distances of pairs; its diagonal is not read.
     """
+    tree = _average_merges(squared)
+    return cut(tree, threshold(tree, GAP))
+
+
+def _average_merges(squared: Array) -> Array:
+    """Return the merges of average linkage, (m − 1, 4).
+
+    Args:
+        squared: (m, m) squared distances of pairs; its diagonal is not read.
+    """
     symmetric = (squared + squared.T) / 2
     np.fill_diagonal(symmetric, 0.0)
-    tree = merges(symmetric, "average")
-    return cut(tree, threshold(tree, GAP))
+    return merges(symmetric, "average")
 
 
 def _count_apart(score: Array) -> int:
@@ -425,12 +461,19 @@ def _count_apart(score: Array) -> int:
     Args:
         score: (m, m) of pairs; its diagonal is not read.
     """
+    tree, lowest = _apart(score)
+    below = int((tree[:, 2] <= APART - lowest).sum())
+    return len(score) - below
+
+
+def _apart(score: Array) -> tuple[Array, float]:
+    """Return the merges of average linkage on scores less the lowest one, and that.
+
+    Args:
+        score: (m, m) of pairs; its diagonal is not read.
+    """
     symmetric = (score + score.T) / 2
     np.fill_diagonal(symmetric, 0.0)
     lowest = min(0.0, float(symmetric.min()))
     # linkage wants distances, and a constant added to all pairs changes no merge
-    shifted = symmetric - lowest
-    np.fill_diagonal(shifted, 0.0)
-    tree = merges(shifted, "average")
-    below = int((tree[:, 2] <= APART - lowest).sum())
-    return len(score) - below
+    return _average_merges(symmetric - lowest), lowest

@@ -1,9 +1,8 @@
-"""Checks of the labels that a protocol's own methods return, and of those that a run ends with."""
+"""Checks of the labels that a protocol's own methods return."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -56,33 +55,3 @@ def check_numbering(method: str, labels: Sequence[int]) -> None:
     numbers = set(labels)
     if numbers != set(range(len(numbers))):
         raise UsageError(f"{method} returns {list(labels)}: number the clusters from 0, no gaps")
-
-
-def looked_for_clusters(history: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether a method looked for clusters, as its history says.
-
-    Args:
-        history: a line for each round.
-    """
-    return any(line.get("split_tests") or line.get("clustered") for line in history)
-
-
-def one_cluster_note(
-    labels: Sequence[int], history: Iterable[Mapping[str, Any]], truth: Sequence[int] | None
-) -> str | None:
-    """Return a sentence on a run that looked for clusters and found one; None of any other run.
-
-    Args:
-        labels: of all clients.
-        history: a line for each round, which says whether the method looked for clusters.
-        truth: the true clusters, where they are known.
-    """
-    looked = looked_for_clusters(history)
-    one_is_right = truth is not None and len(set(truth)) == 1
-    if not looked or one_is_right or len(set(labels)) > 1:
-        return None
-    return (
-        f"no split was found, so all {len(labels)} clients are in one cluster: if there are more, "
-        "try more samples for each client, more epochs or more rounds; a protocol that is given "
-        "the number of clusters, such as ifca, needs fewer"
-    )

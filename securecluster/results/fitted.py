@@ -92,9 +92,11 @@ class FittedRun:
             models learned nothing, by their training loss and accuracy beside those of a model that
             ignores its input, or some are worse on test samples than an answer by their training
             targets alone (of text in 30 or more); or in 30 or more a method that looks for clusters
-            found one, found as many as it can, or has two whose models do equally well on each
-            other's clients. The observer computes it outside the protocol, so ε does not cover it;
-            under noise nothing but chance and these answers is read of clients' data for it.
+            found as many as it can, or has two whose models do equally well on each other's
+            clients; or in any number of rounds it found one cluster, or one for each client, with
+            what fell short of which bound. The observer computes it outside the protocol, so ε does
+            not cover it; under noise nothing but chance and these answers is read of clients' data
+            for it.
         joined_: after `join`, what newcomers released in that call, and its cost.
         network_: the network with its initial weights, as a flat vector.
         state_: the server's final state; its fields are the protocol's.

@@ -77,9 +77,9 @@ def carry_out(
             texts.append(unfound_warning(fitted))
         # in fewer rounds nobody expects clusters yet, but a target ε buys no more of them
         few = ENOUGH_ROUNDS if method.privacy.noisy else FEW_ROUNDS
-        if learned_nothing is None and run.length(method.rounds) >= few:
-            clients = simulated.clients
-            texts.append(cluster_note(fitted, federation, clients.scores, clients.tuned_once))
+        trained = learned_nothing is None and run.length(method.rounds) >= few
+        clients = simulated.clients
+        texts.append(cluster_note(fitted, federation, clients.scores, clients.tuned_once, trained))
         fitted.warning_ = "; ".join(filter(None, texts)) or None
     return fitted
 

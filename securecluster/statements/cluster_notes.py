@@ -18,10 +18,10 @@ from securecluster.core.option_groups import option_groups
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import Rows
 from securecluster.parties.derived import adds_noise
-from securecluster.parties.labels import looked_for_clusters, one_cluster_note
 from securecluster.parties.power_check import CARRIES, DOUBTFUL, DROWNED
 from securecluster.results.fitted_state import UNTUNED
 from securecluster.statements.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
+from securecluster.statements.one_cluster import looked_for_clusters, one_or_all_note
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
@@ -36,17 +36,23 @@ Tuned = Callable[[Rows], Rows]
 
 
 def cluster_note(
-    fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tuned
+    fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tuned, trained: bool
 ) -> str | None:
     """Return a warning on the clusters of a run; None where there is nothing to say.
 
     Args:
         fitted: the result of the run.
         federation: the clients and their data.
+        trained: whether the models are trained far enough to tell clusters by; otherwise only a run
+            with one cluster, or one for each client, says so.
         scored: returns each client's score on its held-out samples, (m,), with its model of (m, d).
         tuned: returns each client's model, (m, d), after a round of training it alone.
     """
-    text = _text(fitted, federation, scored, tuned)
+    if trained:
+        text = _text(fitted, federation, scored, tuned)
+    else:
+        text = one_or_all_note(fitted, federation.truth)
+        text = text and text + reason_of_noise(fitted, "clusters")
     if text is None:
         return None
     # with options as they are written here: in Python, or on the command line
@@ -70,41 +76,19 @@ def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tune
         )
     noisy = adds_noise(fitted.method, fitted.kept_.learned.config)
     if not federation.objective.higher:
-        note = one_cluster_note(labels, fitted.history_, federation.truth)
+        note = one_or_all_note(fitted, federation.truth)
         return note and note + reason_of_noise(fitted, "clusters")
     if count > 1:
+        alone = one_or_all_note(fitted, federation.truth)
         if noisy:
-            return _chance_clusters(fitted, federation, count)
-        return _alike_text(fitted, federation, scored) or _lone_text(labels, federation)
-    note = one_cluster_note(labels, fitted.history_, federation.truth)
-    if noisy and note is None:
-        note = _unlooked_note(fitted, federation)
+            return _chance_clusters(fitted, federation, count) or alone
+        return alone or _alike_text(fitted, federation, scored) or _lone_text(labels, federation)
+    note = one_or_all_note(fitted, federation.truth)
     gain = None
     if looked_for_clusters(fitted.history_):
         gain = _gain_alone(fitted, scored, tuned, noisy)
     few = _reason(fitted, federation) if noisy else _few_samples(federation)
     return _one_cluster_text(len(labels), note, gain, few)
-
-
-def _unlooked_note(fitted: FittedRun, federation: Federation) -> str | None:
-    """Return a sentence on a run with noise that has one cluster, and no test in its history.
-
-    Args:
-        fitted: the result of the run.
-        federation: the clients, whose true clusters it reads where they are known.
-
-    Returns:
-        None of a method that looks for no clusters, of one that did not come to its test, and where
-        one cluster is right.
-    """
-    history, truth = fitted.history_, federation.truth
-    one_is_right = truth is not None and len(set(truth)) == 1
-    if one_is_right or looked_for_clusters(history) or not _verdict(fitted, "clusters"):
-        return None
-    by_signatures = fitted.method.get_params().get("signature") == "gradient"
-    if any("split_tests" in line for line in history) and not by_signatures:
-        return None
-    return f"all {len(fitted.labels_)} clients ended in one cluster"
 
 
 def _alike_text(fitted: FittedRun, federation: Federation, scored: Scored) -> str | None:

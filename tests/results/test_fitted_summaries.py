@@ -11,7 +11,6 @@ import pytest
 from securecluster import CFL, FedAvg, Federation
 from securecluster.core import progress
 from securecluster.errors import SecureClusterWarning
-from securecluster.parties.labels import one_cluster_note
 from securecluster.protocols.registry import PROTOCOLS, protocol_class
 from securecluster.results.fitted import FittedRun
 
@@ -113,19 +112,7 @@ def test_sweep_and_audit_show_bars(
     assert progress.bar is not Bar
 
 
-SPLIT = [{"round": 1, "split_tests": [{"cluster": 0}]}]
-
-
-def test_one_cluster_of_a_method_that_looks_for_several_is_said() -> None:
-    said = one_cluster_note([0, 0, 0], SPLIT, [0, 1, 1])
-    assert said is not None and said.startswith("no split was found, so all 3 clients are in one")
-    assert one_cluster_note([0, 0, 0], [{"clustered": [[0, 1, 2]]}], None) == said
-    assert one_cluster_note([0, 0, 1], SPLIT, None) is None
-    assert one_cluster_note([0, 0, 0], SPLIT, [1, 1, 1]) is None
-    assert one_cluster_note([0, 0, 0], [{"round": 1}], None) is None  # such as FedAvg
-
-
 def test_a_run_that_finds_no_split_ends_with_a_warning(federation: Federation) -> None:
-    with pytest.warns(SecureClusterWarning, match="no split was found, so all 6 clients"):
+    with pytest.warns(SecureClusterWarning, match="one cluster was found of all 6 clients"):
         fitted = CFL(rounds=30, level=1e-6, **SMALL).fit(federation)
     assert set(fitted.labels_) == {0} and fitted.warning_ is not None

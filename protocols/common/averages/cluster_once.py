@@ -65,6 +65,17 @@ class ClusterOnceState(averaging.AveragingState):
         """Return a sentence where clients' shares of classes contradict the clusters."""
         return None if self.signatures is None else self.signatures.doubt(self.labels)
 
+    def shortfall(self, method: Any, history: Any) -> str | None:
+        """Return how far gradient signatures that are one cluster are from several; None of others.
+
+        Args:
+            method: the `ClusterOnce` of the run.
+            history: of the run, which is not read.
+        """
+        if self.signatures is None or not method.signatures.by_gradients:
+            return None
+        return self.signatures.shortfall()
+
 
 @dataclass(kw_only=True)
 class ReplacedSignatures(GradientSignatureOptions):

@@ -37,6 +37,15 @@ class ModelSetState:
         """Return each client's model, (m,), as it would be if the run ended now."""
         return self.running.choice
 
+    def shortfall(self, method: Any, history: Any) -> str:
+        """Return how many of the models clients share.
+
+        Args:
+            method: of the run.
+            history: of the run, which is not read.
+        """
+        return f"by their losses, clients share {len(self.used)} of the {method.k} models"
+
     @property
     def used(self) -> list[int]:
         """Return the models of some client; label c is model `used[c]`."""

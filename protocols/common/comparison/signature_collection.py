@@ -97,6 +97,10 @@ class Collected:
             f"{self.asked.name} tell other things apart"
         )
 
+    def shortfall(self) -> str:
+        """Return in words how far signatures that are one cluster are from several."""
+        return comparable(self.rows, self.rows).shortfall()
+
     @cached_property
     def clusters(self) -> list[int] | None:
         """Return the clusters that residuals of all clients show; None for other kinds."""

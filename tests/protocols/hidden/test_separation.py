@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
 from cases import FULL
 
 from securecluster import Federation, Iid, Rotation
+from securecluster.clustering import noisy_centres
 from securecluster.protocols import Hidden
-from securecluster.protocols.hidden.separation import APART, separation_warning
+from securecluster.protocols.hidden.separation import (
+    APART,
+    WEAKEST,
+    hardly_apart,
+    separation_warning,
+)
 
 
 def fitted(clusters: int, **params: Any) -> Any:
@@ -35,3 +43,29 @@ def test_the_report_has_the_separation_and_noise_is_named_where_there_is_some() 
     assert fields == {"separation": one.state_.centres.separation}
     text = separation_warning(one.result_.method, one.state_)
     assert text is not None and "less noise or more clients" in text
+
+
+@pytest.mark.parametrize(
+    ("centres", "counts", "weakest"),
+    [
+        # three corners of a triangle about their mean
+        ([[1, 0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]], [5, 5, 5], 1.0),
+        ([[1, 0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]], [5, 5, 0], 0.0),  # nobody is at one
+        ([[1, 0], [-1, 0], [0, 0]], [5, 5, 5], 0.0),  # one lies between the others
+        ([[1.0]], [5], 1.0),
+    ],
+)
+def test_centres_differ_in_their_weakest_direction_or_say_nothing(
+    centres: list[list[float]], counts: list[float], weakest: float
+) -> None:
+    found = noisy_centres.weakest_direction(np.array(centres), np.array(counts, dtype=float))
+    assert found == pytest.approx(weakest, abs=1e-9)
+
+
+def test_a_centre_of_noise_is_named_however_far_the_others_are_apart() -> None:
+    four = fitted(4)
+    found = four.state_.centres
+    assert found.weakest > WEAKEST and not hardly_apart(found.separation, found.weakest)
+    found.weakest = WEAKEST / 2
+    text = separation_warning(four.result_.method, four.state_)
+    assert text is not None and "at least one of the 4 clusters found is hardly told" in text
