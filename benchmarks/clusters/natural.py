@@ -8,14 +8,17 @@ python -m benchmarks.clusters.natural [--seeds 1 2 3 4 5] [--settings heart]
   quality from 6, or below.
 - `tcga`: a part of the breast cancer patients of one region of the USA (TCGA as in FLamby: 30 rows,
   four regions), death within five years or not; who was lost before is left out.
+- `heart, one-hot` and `tcga, one-hot`: the same clients, whose tables have a column of 0 and 1 for
+  each category, for each interval of numbers between public cuts, and for a cell that is missing.
 - `writers`: a writer of FEMNIST, half of them at school (hsf_4), half census employees.
 
 The seed draws rows or writers. Each client of a table scales its own columns to mean 0 and variance
-1 over its training rows and puts 0 for what is missing. A third of the rows is held out.
+1 over its training rows and puts 0 for what is missing; columns of 0 and 1 stay as they are. A
+third of the rows is held out.
 
 Fine-tuning is the best of six forms on a seed of its own (`benchmarks.papers.rivals`). Private runs
-have a target ε of 4 for an example. Models are linear, the learning rate is 0.1, and other options
-are defaults. Tables are in the folder tables of SECURECLUSTER_DATA.
+have a target ε of 8, 4 or 2 for an example. Models are linear, the learning rate is 0.1, and other
+options are defaults. Tables are in the folder tables of SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,16 @@ from securecluster import Federation
 from securecluster.clustering.metrics import mean
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import image_set
-from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Signature
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    Local,
+    OneShot,
+    Signature,
+)
 
 Table = NDArray[np.float64]
 Clients = dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
@@ -59,11 +72,14 @@ class Parts:
         rows: of a client, about.
         tables: returns by source the most clients and the table, whose last column is the label.
         positive_from: the smallest value of a positive label.
+        cuts: between the intervals of each column that have a column of 0 and 1 of their own; those
+            of the last given column count for all further ones. None takes numbers as they are.
     """
 
     rows: int
     tables: Callable[[], dict[str, tuple[int, Table]]]
     positive_from: float
+    cuts: tuple[tuple[float, ...], ...] | None = None
 
 
 def hospitals() -> dict[str, tuple[int, Table]]:
@@ -98,13 +114,27 @@ def regions() -> dict[str, tuple[int, Table]]:
     }
 
 
+BINARY = (0.5,)
+AGES = (40, 50, 60, 70)
+# age, sex, kind of pain, pressure, cholesterol, sugar, ECG, heart rate, angina, oldpeak, slope,
+# vessels, thal; a cholesterol of 0 was not measured
+OF_HEART = (
+    AGES, BINARY, (1.5, 2.5, 3.5), (120, 140, 160), (1, 200, 240, 280), BINARY, (0.5, 1.5),
+    (100, 120, 140, 160), BINARY, (0.5, 1.5, 2.5), (1.5, 2.5), (0.5, 1.5, 2.5), (4.5, 6.5),
+)  # fmt: skip
 PARTS = {
     "heart": Parts(60, hospitals, 1),
     "wine": Parts(150, wines, 6),
     "tcga": Parts(30, regions, 1),
+    "heart, one-hot": Parts(60, hospitals, 1, OF_HEART),
+    "tcga, one-hot": Parts(30, regions, 1, (AGES, BINARY)),
 }
 PRIVATE: dict[str, Any] = {"target_epsilon": 4.0, "dp_unit": "example"}
 TRAINING: dict[str, Any] = {"model": "linear", "lr": 0.1}
+
+PRIVATE_TOO: dict[str, Callable[..., ClusteringProtocol]] = {
+    "fedavg": FedAvg, "cfl": CFL, "flhc": FLHC, "oneshot": OneShot, "signature": Signature,
+}  # fmt: skip
 METHODS: dict[str, Callable[[], ClusteringProtocol]] = {
     "fedavg": lambda: FedAvg(**TRAINING, rounds=ROUNDS),
     "local": lambda: Local(**TRAINING, rounds=ROUNDS),
@@ -114,7 +144,17 @@ METHODS: dict[str, Callable[[], ClusteringProtocol]] = {
     "signature": lambda: Signature(**TRAINING, rounds=ROUNDS),
     "fedavg, ε 4": lambda: FedAvg(**TRAINING, rounds=ROUNDS, **PRIVATE),
     "signature, ε 4": lambda: Signature(**TRAINING, rounds=ROUNDS, **PRIVATE),
+    "oneshot": lambda: OneShot(**TRAINING, rounds=ROUNDS),
 }
+for name, method in PRIVATE_TOO.items():
+    for epsilon in (8.0, 2.0):
+        options = {**TRAINING, **PRIVATE, "rounds": ROUNDS, "target_epsilon": epsilon}
+        METHODS[f"{name}, ε {epsilon:g}"] = partial(method, **options)
+options = {**PRIVATE, "rounds": ROUNDS // 2, "local_rounds": ROUNDS // 2}
+for epsilon in (8.0, 2.0):
+    METHODS[f"srfca, ε {epsilon:g}"] = partial(
+        SRFCA, **{**TRAINING, **options, "target_epsilon": epsilon}
+    )
 
 
 def federation(name: str, seed: int) -> Federation:
@@ -147,7 +187,7 @@ def parts_of(parts: Parts, seed: int) -> tuple[Clients, dict[str, int]]:
         count = max(1, round(len(table) / parts.rows))
         for number, part in enumerate(np.array_split(order, count)[:most]):
             client = f"{source}-{number}"
-            clients[client] = _samples(table[part[: parts.rows]], parts.positive_from)
+            clients[client] = _samples(table[part[: parts.rows]], parts)
             truth[client] = cluster
     return clients, truth
 
@@ -191,24 +231,41 @@ def _numbers(file: str) -> Table:
     return table
 
 
-def _samples(
-    rows: NDArray[np.float64], positive_from: float
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return features in a client's own units, and labels.
+def _one_hot(features: Table, cuts: tuple[tuple[float, ...], ...]) -> Table:
+    """Return a column of 0 and 1 for each interval of a column, and for what is missing in it.
+
+    Args:
+        features: (n, columns), NaN where one is missing.
+        cuts: as of `Parts`.
+    """
+    blocks = []
+    for number, column in enumerate(features.T):
+        edges = cuts[min(number, len(cuts) - 1)]
+        # NaN is beyond all cuts
+        places = np.where(np.isnan(column), len(edges) + 1, np.digitize(column, edges))
+        blocks.append(np.eye(len(edges) + 2)[places])
+    return np.hstack(blocks)
+
+
+def _samples(rows: Table, parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return features in a client's own units, or of 0 and 1, and labels.
 
     Args:
         rows: (n, columns), the last one is the label.
-        positive_from: the smallest value of a positive label.
+        parts: how the label and the columns are read.
     """
+    labels = (rows[:, -1] >= parts.positive_from).astype(np.int64)
     training = slice(_training_rows(len(rows)))
     features = rows[:, :-1]
+    if parts.cuts is not None:
+        return _one_hot(features, parts.cuts).astype(np.float32), labels
     known = ~np.isnan(features)
     count = known[training].sum(0).clip(1)
     means = np.where(known, features, 0.0)[training].sum(0) / count
     centred = np.where(known, features - means, 0.0)
     deviation = np.sqrt((centred[training] ** 2).sum(0) / count)
     scaled = centred / np.where(deviation > 0, deviation, 1.0)
-    return scaled.astype(np.float32), (rows[:, -1] >= positive_from).astype(np.int64)
+    return scaled.astype(np.float32), labels
 
 
 def _training_rows(rows: int) -> int:
