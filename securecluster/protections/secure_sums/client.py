@@ -170,10 +170,12 @@ class SecureSumService(ClientHalf):
         check_sums_alone(call, release)
         if len(set(call.to)) < len(call.to):
             raise PolicyError("a client is asked for two rows of one secure sum")
-        # lists that clients of one sum share, each by the roots that they were told
-        checked: dict[tuple[int, ...], dict[bytes, Graph]] = {}
+        # Clients of one sum share a list, here by its identity: to hash it for each takes long.
+        checked: dict[int, frozenset[int]] = {}
+        graphs: dict[tuple[int, bytes], Graph] = {}
         for client, members in members_of(call):
-            if client not in members:
+            among = checked.get(id(members)) or frozenset(members)
+            if client not in among:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
@@ -183,14 +185,14 @@ class SecureSumService(ClientHalf):
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
                     f"for {minimum} or more"
                 )
-            if members not in checked:
+            if id(members) not in checked:
                 check_cohorts(client, members, self._cohorts)
-                checked[members] = {}
+                checked[id(members)] = among
             root = self._exchange.root(client)
-            graph = checked[members].get(root)
-            if graph is None:
-                graph = checked[members][root] = sum_graph(self._run, members, root, self._plan)
-            self._exchange.check_neighbours(client, graph.neighbours(client))
+            key = (id(members), root)
+            if key not in graphs:
+                graphs[key] = sum_graph(self._run, members, root, self._plan)
+            self._exchange.check_neighbours(client, graphs[key].neighbours(client))
             if isinstance(call.query, FollowingSum):
                 self._check_earlier_sum(client, members, call.query)
 
@@ -350,10 +352,10 @@ class SecureSumService(ClientHalf):
         query: LostMembers = call.query
         all_masks = []
         allowed = []
-        # of lists that clients of one sum share, by its members and rows of the message
-        survivors_of: dict[tuple[tuple[int, ...], FrameRows], tuple[int, ...]] = {}
+        # of lists that clients of one sum share, by its context and rows of the message
+        survivors_of: dict[tuple[bytes, FrameRows], tuple[int, ...]] = {}
         for k, (client, context, pairs) in enumerate(self._contexts(call, query.purpose)):
-            about = (context.members, query.lost.picks[k])
+            about = (context.hash, query.lost.picks[k])
             if about not in survivors_of:
                 lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
                 survivors = context.members
@@ -371,12 +373,13 @@ class SecureSumService(ClientHalf):
 
     def _contexts(self, call: Call, purpose: str) -> Iterator[tuple[int, SumContext, Pairs]]:
         """Yield each client of a call, the attempt that it belongs to, and the members' pairs."""
-        # clients of one sum that were told one root share both
-        context_of: dict[tuple[tuple[int, ...], bytes], tuple[SumContext, Pairs]] = {}
+        # clients of one sum that were told one root share both; lists are told apart as in `check`
+        context_of: dict[tuple[int, bytes], tuple[SumContext, Pairs]] = {}
         for client, members in members_of(call):
-            key = (members, self._exchange.root(client))
+            root = self._exchange.root(client)
+            key = (id(members), root)
             if key not in context_of:
-                context_of[key] = self._context(call, purpose, *key)
+                context_of[key] = self._context(call, purpose, members, root)
             yield client, *context_of[key]
 
     def _context(
