@@ -11,7 +11,7 @@ sums with more than half of the others: fewer clients than these cannot make ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from securecluster.core.lazy_torch import torch
@@ -46,7 +46,7 @@ class PaddedPairs(Connected):
     def __init__(self, run: str, ranges: Mapping[str, PairRange], functions: PairFunctions) -> None:
         self._ranges = ranges
         self._functions = functions
-        self.keys: KeyRelay = KeyRelay(run.encode(), _all_pairs)
+        self.keys: KeyRelay = KeyRelay(run.encode(), lambda members, root: lambda client: members)
 
     def check(self, then: str) -> None:
         """Raise UsageError for a function of R that is not declared.
@@ -146,11 +146,6 @@ class PaddedPairs(Connected):
             self.keys.port.refuse(refusal, [clients[k] for k in worst if most_of_the_others[k]])
             retained = [k for k in retained if k not in worst]
         return retained
-
-
-def _all_pairs(members: Sequence[int], root: bytes) -> Callable[[int], Sequence[int]]:
-    """Return all members as each one's neighbours."""
-    return lambda client: members
 
 
 def _sums_of_pairs(square: torch.Tensor) -> torch.Tensor:
