@@ -125,7 +125,8 @@ def test_figure_8(filled: Filled) -> None:
         "epochs": 3,
         "lr": 0.2,
     }
-    (row,) = filled(cfl_fig8.GRID, [{"scale": "cpu", **small, "paper": "p"}])
+    cells = [{"scale": scale, **small, "paper": "p"} for scale in ("cpu", cfl_fig8.ANY_ROUND)]
+    row, own = filled(cfl_fig8.GRID, cells)
     assert cfl_fig8.splits(200) == [50, 100, 150] and row["splits"] == "5"  # of 5, 10, 15
     assert row["exact"] == "True"
     assert float(row["accuracy_after"]) > float(row["accuracy_before"]) + 0.2
@@ -133,3 +134,4 @@ def test_figure_8(filled: Filled) -> None:
     split = int(row["splits"].split()[0])
     new = row["gap_1"].split()
     assert len(new) == 20 and set(new[:split]) == {"nan"} and "nan" not in new[split:]
+    assert own["exact"] == "True" and int(own["splits"]) not in cfl_fig8.splits(20)
