@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1610,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 76240,
+    "tests": 76250,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
@@ -90,8 +90,8 @@ NOT_OF_FEDAVG = (
 MOST_WORDS = {
     "README.md": 900,
     "ARCHITECTURE.md": 1990,
-    "docs/*.md": 44807,
-    "docs/evidence/*.md": 25870,
+    "docs/*.md": 44900,
+    "docs/evidence/*.md": 26200,
 }
 
 

@@ -192,7 +192,7 @@ def _draw_panel(ax: Any, rows: Sequence[Row], behaviour: str, value: str) -> Non
         ax.plot(
             [float(share[0]) + offset for share in shares],
             [means[share][0] for share in shares],
-            styles[label].line,
+            linestyle=styles[label].line,
             color=styles[label].color,
             marker=styles[label].marker,
             markersize=4,

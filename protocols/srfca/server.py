@@ -144,8 +144,8 @@ class SRFCAState:
         if math.isinf(found.gain):
             return "no cut of the models has sides further apart than their members are"
         return (
-            "the distances of models are explained better by several clusters than by one by "
-            f"{found.gain:.3g} a model at most, and clusters need more than {EVIDENCE:g}"
+            "several clusters explain the distances of models by at most "
+            f"{found.gain:.3g} a model better than one, and clusters need more than {EVIDENCE:g}"
         )
 
     def restart(self, fresh: bool) -> None:

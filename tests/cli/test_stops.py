@@ -266,7 +266,8 @@ def test_every_encoding_prints_every_line(encoding: str, enter: Enter, tmp_path:
     ]
     for command in commands:
         with printed.open("w", encoding=encoding) as stream:
-            assert enter(*command, stdout=stream) == (0, "")
+            code, said = enter(*command, stdout=stream)
+            assert code == 0 and (not said or said.startswith("securecluster: note: one cluster"))
     text = printed.read_text(encoding=encoding)
     assert "round   1" in text and "mean/longest update" in text
     assert ("ε" in text) == (encoding == "utf-8")

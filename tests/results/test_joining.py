@@ -147,6 +147,7 @@ class World:
 NEW = tuple(range(CLIENTS, CLIENTS + NEWCOMERS))
 
 
+@pytest.mark.filterwarnings("ignore:on their own test samples")
 @pytest.mark.always
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)

@@ -55,6 +55,7 @@ def test_the_cells_of_both_scripts() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:no client's model ever answers")
 @pytest.mark.exhaustive
 def test_a_sheet_is_measured_drawn_and_gone_on_with(filled: Filled) -> None:
     cells = srfca_runs.cells({"rotation": SETTING}, list(srfca_runs.MADE), "cpu", 1, {"srfca": "p"})
@@ -104,12 +105,13 @@ def test_the_cells_of_femnist() -> None:
         assert {cell["refine"] for cell in cells if cell["method"] == "srfca"} == {1}
 
 
+@pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
 @pytest.mark.exhaustive
 def test_writers_without_true_clusters_are_measured(
     filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("securecluster.data.federation.source", writers)
-    small = {"clients": 5, "samples": 20, "model": "mlp-32", "rounds": 2}
+    small = {"clients": 5, "samples": 20, "model": "mlp-32", "rounds": 6}
     cells = [{**cell, **small} for cell in srfca_femnist.cells("cpu", 1)]
     done = {row["method"]: row for row in filled(srfca_femnist.GRID, cells)}
     assert len(done) == 13

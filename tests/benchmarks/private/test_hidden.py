@@ -107,7 +107,7 @@ def test_centres_that_cut_one_cluster_are_known_by_their_separation() -> None:
     for spread in (0.05, 10.0):
         points = np.eye(6)[truth] + spread * draw.standard_normal((200, 6))
         points /= np.linalg.norm(points, axis=1, keepdims=True)
-        _, separation = hidden.clustered(points, 4, 0.0, np.random.default_rng(0))
+        _, (separation, _) = hidden.clustered(points, 4, 0.0, np.random.default_rng(0))
         separations.append(separation)
     assert separations[0] > 0.9 and separations[1] < 0.6
 

@@ -287,9 +287,8 @@ def test_fit_warns_with_options_as_python_has_them(digits: Federation) -> None:
         warnings.simplefilter("always", SecureClusterWarning)
         CFL(**{**CLIENT, "rounds": 10}, noise=0.001).fit(digits)
         CFL(**CLIENT, noise=1.0).fit(digits)  # in three rounds nobody expects clusters
-    # the run may end without clusters, of which its last sentence says that noise is no reason
-    said = [str(warning.message) for warning in caught]
-    assert all("noise is hardly the reason" in sentence for sentence in said)
+    # the runs may end without clusters, and say so
+    assert not any("lost in the noise" in str(warning.message) for warning in caught)
 
 
 def test_sweeps_have_a_column_of_verdicts() -> None:

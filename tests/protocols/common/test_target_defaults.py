@@ -254,6 +254,7 @@ def test_options_that_cannot_work_are_refused_in_their_own_words(digits: Federat
         FedAvg(target_epsilon=4.0, noise=1.0).fit(digits)
 
 
+@pytest.mark.filterwarnings("ignore:on their own test samples")
 def test_a_run_keeps_what_was_chosen_in_its_folder(digits: Federation, tmp_path: Path) -> None:
     made = FedAvg(target_epsilon=20.0, epochs=1)
     fitted = made.fit(digits, SETTINGS, folder=tmp_path / "run")
