@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1610,
     "securecluster/studies": 4430,
     "securecluster/training": 2150,
-    "tests": 76250,
+    "tests": 76260,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -89,6 +89,8 @@ if TYPE_CHECKING:
 
     from securecluster.data.federation import Federation
 
+# what attacks read, know and are compared with, by what tells these apart
+Scenes = dict[Any, tuple[View, Knowledge, Truth]]
 BUDGET = 180.0  # processor seconds
 WAITING = 10.0  # times as long by the clock on the wall, where an attack may wait
 LEFT_FOR_ALL = 2 / 3  # of the time that the twin without all protections may take
@@ -572,6 +574,7 @@ class _Target:
         adversary: whose view is attacked.
         say: called with a sentence on what was repeated or left out.
         step: called after each attack.
+        scenes: that attacks which read alike share.
     """
 
     run: FinishedRun
@@ -579,6 +582,7 @@ class _Target:
     adversary: Adversary
     say: Note
     step: Callable[[], None]
+    scenes: Scenes = field(default_factory=dict, repr=False)
 
 
 def _column(
@@ -807,7 +811,9 @@ def _attacked(
     start = time.process_time()
     try:
         with clock.limit():
-            return finding_of(attack, fitted, target.federation, target.adversary, taps)
+            return finding_of(
+                attack, fitted, target.federation, target.adversary, taps, target.scenes
+            )
     except OutOfTime:
         reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
     return Finding(attack.name, None, reason, time.process_time() - start)
@@ -819,6 +825,7 @@ def finding_of(
     federation: Federation,
     adversary: Adversary,
     taps: Sequence[Tap] = (),
+    scenes: Scenes | None = None,
 ) -> Finding:
     """Return what one attack achieves on one run; a mistake of the attack is a finding, too.
 
@@ -828,6 +835,7 @@ def finding_of(
         federation: its clients.
         adversary: whose view is attacked.
         taps: the run's replies before protection, for scorers that compare with them.
+        scenes: of one audit, for attacks that read alike; None makes this attack's anew.
     """
     start = time.process_time()
     guess: Guess | None = None
@@ -836,7 +844,12 @@ def finding_of(
     trace = ""
     try:
         attack = _active(attack, fitted, federation, adversary)
-        view, knowledge, truth = _scene(attack, fitted, federation, adversary, taps)
+        asks = asks_about_candidates(attack)
+        key = (fitted.result_, adversary, attack.anonymous, attack.of_masks, asks)
+        scenes = {} if scenes is None else scenes
+        if key not in scenes:
+            scenes[key] = _scene(attack, fitted, federation, adversary, taps)
+        view, knowledge, truth = scenes[key]
         reason = unmet(attack, truth) or attack.applies(view, knowledge) or ""
         if not reason:
             guess = attack.run(view, knowledge)
@@ -860,27 +873,12 @@ def _scene(
     adversary: Adversary,
     taps: Sequence[Tap],
 ) -> tuple[View, Knowledge, Truth]:
-    """Return what an attack reads, knows and is compared with; those that read alike share it.
-
-    Args:
-        attack: to be run.
-        fitted: the run, with which scenes stay.
-        federation: its clients.
-        adversary: whose view is attacked.
-        taps: the run's replies before protection.
-    """
-    asks = asks_about_candidates(attack)
-    key = (adversary, attack.anonymous, attack.of_masks, asks)
-    scenes: dict[Any, Any] = vars(fitted).setdefault("scenes_", {})
-    known = scenes.get(key)
-    if known is None or known[0] is not taps or known[1][2].federation is not federation:
-        view = view_of(fitted, adversary.parties, attack.anonymous)
-        samples = known_samples(federation, asks)
-        knowledge = knowledge_of(fitted, federation, map(at, adversary.clients), samples, taps)
-        truth = truth_of(fitted, federation, view, taps)
-        known = scenes[key] = (taps, (*undone(fitted, attack, view, knowledge), truth))
-    scene: tuple[View, Knowledge, Truth] = known[1]
-    return scene
+    """Return what an attack reads, knows and is compared with."""
+    view = view_of(fitted, adversary.parties, attack.anonymous)
+    samples = known_samples(federation, asks_about_candidates(attack))
+    knowledge = knowledge_of(fitted, federation, map(at, adversary.clients), samples, taps)
+    truth = truth_of(fitted, federation, view, taps)
+    return (*undone(fitted, attack, view, knowledge), truth)
 
 
 def failure(error: Exception) -> str:

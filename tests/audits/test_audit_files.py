@@ -279,5 +279,8 @@ def test_what_needs_replies_before_protection_says_so_where_there_are_none(folde
     fitted = type(run.protocol)(**run.protocol.get_params())
     fitted.result_ = fitted.fitted_class.of_folder(fitted, folder)
     server = audit.adversary_of(run.names, "server")
+    before = set(vars(fitted))
     finding = audit.finding_of(registry.attack_named("differencing"), fitted, federation, server)
+    # the object may be handed on: it gets no client's data, and seeds it has anyway
+    assert set(vars(fitted)) - before <= {"seeds_in_frames_"}
     assert finding.reason.startswith(f"not applicable: it needs {TAPS}")
