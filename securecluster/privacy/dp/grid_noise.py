@@ -46,6 +46,8 @@ Numbers = NDArray[np.float64]
 
 # numbers that are drawn together, so that temporaries stay in cache (not in the papers)
 BLOCK = 1 << 16
+# that are encrypted for the words of a block: 8 bytes a number, and an odd width has one more
+ZEROS = bytes(8 * (BLOCK + 1))
 # A grid has at least 2^FINE steps in a standard deviation, and its rounding moves a row by
 # Δ/2^FINE at most.
 FINE = 10
@@ -128,7 +130,6 @@ class GridNoise:
         self._streams = [cipher.encryptor() for cipher in ciphers]
         # calls by stream: they number the further bits that rare draws need
         self._drawn = [0] * len(self._seeds)
-        self._zeros = b""
         self._words = bytearray()
         self._buffers: dict[str, Numbers] = {}
 
@@ -311,9 +312,7 @@ class GridNoise:
         """
         length = 16 * half
         # Encrypted zeros are the stream itself.
-        if len(self._zeros) < length:
-            self._zeros = bytes(length)
-        zeros = memoryview(self._zeros)[:length]
+        zeros = memoryview(ZEROS)[:length]
         if len(self._words) < length * count:
             self._words = bytearray(length * count)
         memory = memoryview(self._words)
